@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "apps/delta_file.hpp"
+#include "apps/memory.hpp"
+#include "apps/progress.hpp"
+#include "apps/report.hpp"
+
+namespace longscan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Adds the time it lives to a sum.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& sum) : sum_(sum) {}
+  ~Stopwatch() { sum_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  double& sum_;
+  Clock::time_point start_ = Clock::now();
+};
+
+double scale_of(const std::string& text, int d_key) {
+  if (text == "rsqrt") return 1 / std::sqrt(static_cast<double>(d_key));
+  return std::stod(text);
+}
+
+DeltaOptions options_of(const DeltaCommand& command, const DeltaProblem& problem) {
+  DeltaOptions o;
+  o.variant = problem.variant, o.erase = command.erase, o.inverse = command.inverse, o.chunk = command.chunk;
+  o.scale = scale_of(command.scale, problem.shape.d_key), o.normalize_keys = command.normalize_keys;
+  o.precision = arithmetic_of(command.solve.precision, problem.widest());
+  o.reproducible = command.solve.reproducible, o.state_every = command.state_only ? 0 : command.state_every;
+  return o;
+}
+
+/// Tokens a rank at a time: what the user said, or what free memory allows. Throws `resources` with the number needed
+/// if not even that much, or not what the user said, fits.
+std::int64_t choose_window(Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem,
+                           const DeltaRule& rule) {
+  const std::int64_t all = (problem.tokens() + ranks.size() - 1) / ranks.size();
+  const std::int64_t token = DeltaPartBuffers::bytes_per_token(problem, command, delta_output_type(problem, command));
+  const std::int64_t state =
+      static_cast<std::int64_t>(problem.shape.heads) * problem.shape.d_key * problem.shape.d_value *
+      static_cast<std::int64_t>(size_of(state_type_of(arithmetic_of(command.solve.precision, problem.widest()))));
+  // states of the sequences of a part (in and out) and recorded ones: at worst spread as the tokens are
+  const std::int64_t sequences = problem.sequences().count();
+  const double states_a_token =
+      2.0 * static_cast<double>(sequences) / static_cast<double>(std::max<std::int64_t>(1, problem.tokens())) +
+      (command.state_every > 0 ? 1.0 / static_cast<double>(command.state_every) : 0.0);
+  const auto needed = [&](std::int64_t tokens) {
+    return tokens * token + static_cast<std::int64_t>(states_a_token * static_cast<double>(tokens)) * state +
+           2 * state + rule.workspace_bytes(tokens);
+  };
+  // every rank of a node takes the same share of what is free now
+  std::int64_t free = available_memory() / ranks.local_size();
+  ranks.all_reduce(&free, 1, Transport::Reduction::min);
+  const std::int64_t usable = free / 10 * 9;
+  const auto too_much = [&](std::int64_t tokens, const std::string& what) {
+    return Error(ExitCode::resources, what + " needs " + bytes_text(static_cast<double>(needed(tokens))) +
+                                          " a rank, but " + bytes_text(static_cast<double>(usable)) +
+                                          " are free; use more nodes or a smaller --window");
+  };
+  if (command.solve.window > 0) {
+    const std::int64_t tokens = std::min(command.solve.window, std::max<std::int64_t>(1, all));
+    if (needed(tokens) > usable) throw too_much(tokens, "a window of " + std::to_string(tokens) + " tokens");
+    return tokens;
+  }
+  std::int64_t tokens = std::max<std::int64_t>(1, all);
+  while (needed(tokens) > usable) {
+    if (tokens <= 1024) throw too_much(tokens, "even a window of " + std::to_string(tokens) + " tokens");
+    tokens = (tokens + 1) / 2;
+  }
+  return tokens;
+}
+
+/// One problem, window by window.
+class DeltaSolve {
+ public:
+  DeltaSolve(Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem, const InputFile& file,
+             SharedOutput& out, Progress& progress, Seconds& seconds)
+      : ranks_(ranks),
+        command_(command),
+        problem_(problem),
+        file_(file),
+        out_(out),
+        progress_(progress),
+        seconds_(seconds),
+        options_(options_of(command, problem)),
+        rule_(ranks, problem.shape, options_, problem.sequences(), problem.counting()),
+        buffers_(problem, command, options_.precision, delta_output_type(problem, command)) {}
+
+  void run(std::int64_t done_before) {
+    const std::int64_t tokens = choose_window(ranks_, command_, problem_, rule_);
+    for (const TokenRange& window : rule_.windows(tokens)) {
+      const TokenRange part = rule_.part(window);
+      const std::vector<Run> runs = rule_.runs(window);
+      const std::int64_t states_before = rule_.states_before(part.begin);
+      progress_.at(done_before + window.begin, "reading");
+      agree(ranks_, [&] {
+        const Stopwatch watch(seconds_.read);
+        buffers_.read(file_, part, runs, rule_.states_before(part.end) - states_before);
+        buffers_.check(command_.solve.input, part);
+      });
+      progress_.at(done_before + window.begin, "solving");
+      solve(window);
+      progress_.at(done_before + window.begin + window.size() / 2, "writing");
+      agree(ranks_, [&] {
+        const Stopwatch watch(seconds_.write);
+        buffers_.write(out_, part, runs, states_before);
+      });
+    }
+  }
+
+  const DeltaReport& report() const { return report_; }
+  const DeltaOptions& options() const { return options_; }
+  std::int64_t bytes_read() const { return buffers_.bytes_read(); }
+
+ private:
+  void solve(TokenRange window) {
+    const Stopwatch watch(seconds_.solve);
+    try {
+      const DeltaReport r = rule_.solve(window, buffers_.inputs(), buffers_.outputs());
+      report_.stability_breaches += r.stability_breaches, report_.inverse_fallbacks += r.inverse_fallbacks;
+      report_.inverse_terms_max = std::max(report_.inverse_terms_max, r.inverse_terms_max);
+      report_.horizon_max = std::max(report_.horizon_max, r.horizon_max);
+      report_.boundaries += r.boundaries, report_.boundaries_forgotten += r.boundaries_forgotten;
+      report_.boundaries_corrected += r.boundaries_corrected, report_.map_tokens += r.map_tokens;
+      report_.bytes_exchanged += r.bytes_exchanged;
+      seconds_.scan += r.seconds_scan;
+    } catch (const NonFinite& e) {
+      throw Error(ExitCode::numerical, "the recurrence overflows " + e.arithmetic + " in " +
+                                           describe_place(problem_, command_.solve.input, "", e.token, e.head) +
+                                           "; the report would count tokens beyond the stability bound beta |k|^2 <= 2;"
+                                           " --normalize-keys or --precision f64 may help");
+    }
+  }
+
+  Transport& ranks_;
+  const DeltaCommand& command_;
+  const DeltaProblem& problem_;
+  const InputFile& file_;
+  SharedOutput& out_;
+  Progress& progress_;
+  Seconds& seconds_;
+  DeltaOptions options_;
+  DeltaRule rule_;
+  DeltaPartBuffers buffers_;
+  DeltaReport report_;
+};
+
+std::string fingerprint_text(const InputFile& file, const std::vector<DeltaProblem>& problems) {
+  std::vector<DatasetInfo> datasets;
+  for (const DeltaProblem& problem : problems)
+    for (const DeltaSource& source : problem.sources)
+      for (const auto& [role, info] : source.data) datasets.push_back(info);
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(file.fingerprint(datasets)));
+  return text;
+}
+
+void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, const DeltaCommand& command, int ranks) {
+  for (const DeltaProblem& p : problems) {
+    std::string text = std::string(name_of(p.variant)) + ", " + std::to_string(p.tokens()) + " tokens in " +
+                       std::to_string(p.sequences().count()) +
+                       (p.sequences().count() == 1 ? " sequence" : " sequences") +
+                       (p.sources.size() > 1 ? " of " + std::to_string(p.sources.size()) + " groups" : "") +
+                       ", H = " + std::to_string(p.shape.heads) + ", K = " + std::to_string(p.shape.d_key) +
+                       ", V = " + std::to_string(p.shape.d_value) + ", " +
+                       (!p.has("log_decay")     ? "no decay"
+                        : p.shape.channel_decay ? "channel decay"
+                                                : "head decay") +
+                       ", " + std::string(name_of(arithmetic_of(command.solve.precision, p.widest()))) + " on " +
+                       std::to_string(ranks) + (ranks == 1 ? " rank (" : " ranks (") + device_name() + ")";
+    progress.say(text);
+  }
+}
+
+}  // namespace
+
+void run_delta(Transport& ranks, const DeltaCommand& command) {
+  const auto start = Clock::now();
+  std::optional<InputFile> file;
+  std::string found, fingerprint;
+  agree(ranks, [&] {
+    if (ranks.rank() != 0) return;
+    check_output_path(command.solve.output, command.solve.input, command.solve.force);
+    file.emplace(command.solve.input);
+    const auto problems = find_problems(*file, command);
+    fingerprint = fingerprint_text(*file, problems);
+    found = to_text(problems);
+  });
+  const std::vector<DeltaProblem> problems = problems_from_text(broadcast(ranks, found, 0));
+  agree(ranks, [&] {
+    if (!file) file.emplace(command.solve.input);
+  });
+
+  std::int64_t tokens = 0;
+  for (const DeltaProblem& p : problems) tokens += p.tokens();
+  Progress progress(ranks.rank() == 0 && !command.solve.quiet, "longscan delta", tokens);
+  say_what(progress, problems, command, ranks.size());
+
+  Attributes attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
+                           {"command", std::string("delta")},
+                           {"input", command.solve.input},
+                           {"input_fingerprint", fingerprint}};
+  for (const auto& [name, value] : describe(command)) attributes["option_" + name] = value;
+  SharedOutput out(ranks, command.solve.output, command.solve.input, command.solve.force,
+                   delta_outputs(problems, command), attributes);
+
+  Seconds seconds;
+  DeltaReport total;
+  std::int64_t done = 0, bytes_read = 0;
+  std::string precision;
+  for (const DeltaProblem& problem : problems) {
+    DeltaSolve solve(ranks, command, problem, *file, out, progress, seconds);
+    solve.run(done);
+    done += problem.tokens(), bytes_read += solve.bytes_read();
+    const DeltaReport& r = solve.report();
+    total.stability_breaches += r.stability_breaches, total.inverse_fallbacks += r.inverse_fallbacks;
+    total.inverse_terms_max = std::max(total.inverse_terms_max, r.inverse_terms_max);
+    total.horizon_max = std::max(total.horizon_max, r.horizon_max);
+    total.boundaries += r.boundaries, total.boundaries_forgotten += r.boundaries_forgotten;
+    total.boundaries_corrected += r.boundaries_corrected, total.map_tokens += r.map_tokens;
+    total.bytes_exchanged += r.bytes_exchanged;
+    const std::string name(name_of(solve.options().precision));
+    if (precision.find(name) == std::string::npos) precision += (precision.empty() ? "" : ",") + name;
+  }
+  {
+    const Stopwatch watch(seconds.write);
+    out.commit();
+  }
+  seconds.total = std::chrono::duration<double>(Clock::now() - start).count();
+  if (total.stability_breaches > 0)
+    progress.say("note: " + std::to_string(total.stability_breaches) +
+                 " tokens and heads are beyond the stability bound (beta |k|^2 too large); solved all the same");
+  if (total.inverse_fallbacks > 0)
+    progress.say("note: " + std::to_string(total.inverse_fallbacks) +
+                 " chunks and heads needed too many terms for --inverse " + std::string(name_of(command.inverse)) +
+                 " and were solved by forward substitution");
+  progress.done(command.solve.output);
+
+  nlohmann::json report = common_report(ranks, "delta", describe(command), seconds, bytes_read, out.bytes_written());
+  if (command.solve.report.empty()) return;
+  report["scan"] = command.solve.reproducible ? "chain (fixed segments)" : "chain";
+  report["precision"] = precision, report["tokens"] = tokens;
+  std::int64_t sequences = 0;
+  for (const DeltaProblem& p : problems) sequences += p.sequences().count();
+  report["sequences"] = sequences;
+  report["tokens_per_second"] = static_cast<double>(tokens) / std::max(1e-9, report["seconds"]["total"].get<double>());
+  report["bytes"]["exchanged"] = total.bytes_exchanged;
+  report["checks"] = {{"stability_breaches", total.stability_breaches},
+                      {"inverse_terms_max", total.inverse_terms_max},
+                      {"inverse_fallbacks", total.inverse_fallbacks},
+                      {"boundaries", total.boundaries},
+                      {"boundaries_forgotten", total.boundaries_forgotten},
+                      {"boundaries_corrected", total.boundaries_corrected},
+                      {"horizon_max", total.horizon_max},
+                      {"map_tokens", total.map_tokens}};
+  agree(ranks, [&] {
+    if (ranks.rank() == 0) write_report(command.solve.report, report);
+  });
+}
+
+}  // namespace longscan

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+namespace longscan {
+namespace {
+
+/// Words for an enum, in help and in messages.
+template <class E>
+struct Choices {
+  std::vector<std::pair<std::string, E>> pairs;
+  std::vector<std::string> names() const {
+    std::vector<std::string> n;
+    for (const auto& p : pairs) n.push_back(p.first);
+    return n;
+  }
+  std::string text() const {
+    std::string t;
+    for (const auto& p : pairs) t += (t.empty() ? "" : "|") + p.first;
+    return t;
+  }
+  E parse(const std::string& option, const std::string& word) const {
+    for (const auto& p : pairs)
+      if (p.first == word) return p.second;
+    throw_unknown("value of " + option, word, names());
+  }
+};
+
+const Choices<Layout> layouts{{{"THD", Layout::thd}, {"BTHD", Layout::bthd}, {"BHTD", Layout::bhtd}}};
+const Choices<Precision> precisions{
+    {{"auto", Precision::automatic}, {"f64", Precision::f64}, {"f32", Precision::f32}, {"bf16", Precision::bf16}}};
+const Choices<DType> types{{{"f64", DType::f64}, {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}}};
+const Choices<std::optional<Variant>> variants{
+    {{"auto", std::nullopt}, {"delta", Variant::delta}, {"dplr", Variant::dplr}}};
+const Choices<Erase> erases{{{"decayed", Erase::decayed}, {"undecayed", Erase::undecayed}}};
+const Choices<Inverse> inverses{
+    {{"forward", Inverse::forward}, {"neumann", Inverse::neumann}, {"richardson", Inverse::richardson}}};
+
+template <class E>
+CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const Choices<E>& choices,
+                    const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          option, [&target, &choices, option](const std::string& word) { target = choices.parse(option, word); }, help)
+      ->type_name(choices.text());
+}
+
+CLI::Option* output_type(CLI::App& app, std::optional<DType>& target) {
+  return app
+      .add_option_function<std::string>(
+          "--output-dtype", [&target](const std::string& word) { target = types.parse("--output-dtype", word); },
+          "type of o (default: that of v)")
+      ->type_name(types.text());
+}
+
+void solve_options(CLI::App& app, SolveOptions& o) {
+  app.add_option("input", o.input, "input file (HDF5)")->required()->type_name("IN.h5");
+  app.add_option("-o,--output", o.output, "output file; appears only when complete")->required()->type_name("OUT.h5");
+  app.add_option("--group", o.groups, "groups to solve; shell patterns, natural order (default /)")->type_name("PATH…");
+  choice(app, "--layout", o.layout, layouts, "order of the axes (default THD with three, BTHD with four)");
+  choice(app, "--precision", o.precision, precisions,
+         "arithmetic; auto follows the widest input: f64, f32, or bf16 products with f32 sums");
+  output_type(app, o.output_type);
+  app.add_option("--window", o.window, "tokens a rank in memory at a time (default: from free memory)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("TOKENS");
+  app.add_flag("--reproducible", o.reproducible, "the same bits for any number of ranks and any windows");
+  app.add_option("--report", o.report, "write a report")->type_name("FILE.json");
+  app.add_flag("--force", o.force, "replace an existing output");
+  app.add_flag("--quiet", o.quiet, "print errors only");
+  app.set_config("--config", "", "read options from a file (option = value)");
+}
+
+void delta_options(CLI::App& app, DeltaCommand& c) {
+  solve_options(app, c.solve);
+  choice(app, "--variant", c.variant, variants, "delta rule, or free vectors a, b (dplr); auto: by the datasets");
+  choice(app, "--erase", c.erase, erases,
+         "what the erasing term reads: the decayed state, or the state before the decay");
+  choice(app, "--inverse", c.inverse, inverses, "how a chunk's triangular system is solved");
+  app.add_option("--chunk", c.chunk, "tokens of a chunk")->check(CLI::Range(1, 256))->capture_default_str();
+  app.add_option("--scale", c.scale, "factor of the output: a number, or rsqrt for 1/sqrt(d_key)")
+      ->check([](const std::string& word) {
+        if (word == "rsqrt") return std::string();
+        std::size_t used = 0;
+        try {
+          (void)std::stod(word, &used);
+        } catch (const std::exception&) {
+        }
+        return used == word.size() && used > 0 ? std::string() : "'" + word + "' is neither a number nor rsqrt";
+      })
+      ->type_name("X|rsqrt")
+      ->capture_default_str();
+  app.add_flag("--normalize-keys", c.normalize_keys, "divide k by |k| (a zero key stays zero)");
+  app.add_flag("--state-only", c.state_only, "write final_state alone");
+  app.add_option("--state-every", c.state_every, "also write the state after every N tokens")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  for (const char* role : {"q", "k", "v", "beta", "eta", "log_decay", "a", "b", "initial_state", "cu_seqlens"}) {
+    std::string option = std::string("--") + role;
+    for (std::size_t at; (at = option.find('_')) != std::string::npos;) option[at] = '-';
+    std::string names = option;
+    if (option != std::string("--") + role) names += std::string(",--") + role;
+    app.add_option_function<std::string>(
+           names, [&c, role](const std::string& name) { c.names[role] = name; },
+           std::string("name of the dataset that is ") + role)
+        ->type_name("NAME")
+        ->group("Dataset names");
+  }
+  app.footer(
+      "Example:\n  longscan generate delta -o in.h5 --tokens 4096 --heads 2 --d-key 32 --d-value 32\n"
+      "  mpirun -n 2 longscan delta in.h5 -o out.h5");
+}
+
+void generate_options(CLI::App& app, GenerateDelta& g) {
+  app.add_option("-o,--output", g.output, "file to write")->required()->type_name("IN.h5");
+  app.add_option("--tokens", g.tokens, "T")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--heads", g.heads, "H")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--d-key", g.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--d-value", g.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option_function<std::string>(
+         "--decay",
+         [&g](const std::string& word) {
+           if (word != "none" && word != "head" && word != "channel")
+             throw_unknown("value of --decay", word, {"none", "head", "channel"});
+           g.decay = word;
+         },
+         "log_decay: none, one a head, one a key channel")
+      ->type_name("none|head|channel");
+  choice(app, "--dtype", g.type, types, "type of the datasets (default f32)");
+  app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")->capture_default_str();
+  app.add_flag("--force", g.force, "replace an existing file");
+  app.add_flag("--quiet", g.quiet, "print errors only");
+  app.footer("Example:\n  longscan generate delta -o in.h5 --tokens 4096 --heads 2 --d-key 32 --d-value 32 --seed 1");
+}
+
+/// Every option and command that the parser knows at the place where it stopped.
+std::vector<std::string> known_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  return names;
+}
+
+const CLI::App* innermost(const CLI::App* app) {
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  return app;
+}
+
+/// CLI11's words for a wrong command line, with the nearest name where a word is unknown.
+[[noreturn]] void throw_usage(const CLI::App& app, const CLI::ParseError& e) {
+  const CLI::App* where = innermost(&app);
+  const auto left = where->remaining();
+  std::string unknown;
+  for (const CLI::App* level = &app; unknown.empty(); level = level->get_subcommands().front()) {
+    for (const std::string& word : level->remaining())
+      if (unknown.empty()) unknown = word;
+    if (level->get_subcommands().empty()) break;
+  }
+  if (!unknown.empty() && dynamic_cast<const CLI::ExtrasError*>(&e)) {
+    if (unknown[0] == '-') throw_unknown("option", unknown.substr(0, unknown.find('=')), known_names(*where));
+    if (!where->get_subcommands(nullptr).empty()) throw_unknown("command", unknown, known_names(*where));
+    throw Error(ExitCode::usage,
+                "do not know what to do with '" + unknown + "'; see longscan " + where->get_name() + " --help");
+  }
+  throw Error(ExitCode::usage, std::string(e.what()) + "; see --help");
+}
+
+}  // namespace
+
+std::string name_of(Layout layout) {
+  for (const auto& p : layouts.pairs)
+    if (p.second == layout) return p.first;
+  return "auto";
+}
+
+std::map<std::string, std::string> describe(const DeltaCommand& c) {
+  const auto yes = [](bool b) { return std::string(b ? "yes" : "no"); };
+  std::map<std::string, std::string> d = {{"layout", name_of(c.solve.layout)},
+                                          {"precision", std::string(name_of(c.solve.precision))},
+                                          {"variant", c.variant ? std::string(name_of(*c.variant)) : "auto"},
+                                          {"erase", std::string(name_of(c.erase))},
+                                          {"inverse", std::string(name_of(c.inverse))},
+                                          {"chunk", std::to_string(c.chunk)},
+                                          {"scale", c.scale},
+                                          {"normalize_keys", yes(c.normalize_keys)},
+                                          {"reproducible", yes(c.solve.reproducible)},
+                                          {"state_only", yes(c.state_only)},
+                                          {"state_every", std::to_string(c.state_every)}};
+  std::string groups;
+  for (const std::string& g : c.solve.groups) groups += (groups.empty() ? "" : " ") + g;
+  d["group"] = groups.empty() ? "/" : groups;
+  if (c.solve.output_type) d["output_dtype"] = std::string(name_of(*c.solve.output_type));
+  if (c.solve.window > 0) d["window"] = std::to_string(c.solve.window);
+  for (const auto& [role, name] : c.names) d["name_" + role] = name;
+  return d;
+}
+
+void run_command_line(Transport& ranks, int argc, char** argv) {
+  CLI::App app("Recurrences over sequences too long for one device, cut over MPI ranks.", "longscan");
+  app.set_version_flag("--version", std::string("longscan ") + LONGSCAN_VERSION);
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "help of every command");
+  app.footer(
+      "Example:\n  longscan generate delta -o in.h5 --tokens 4096\n  mpirun -n 2 longscan delta in.h5 -o out.h5\n"
+      "  longscan verify in.h5 out.h5\n"
+      "Exit codes: 0 done, 1 internal error, 2 usage, 3 bad input, 4 file I/O, 5 memory or GPU, 6 numerical,\n"
+      "75 stopped after a checkpoint.");
+
+  DeltaCommand delta;
+  CLI::App* delta_app = app.add_subcommand("delta", "solve the (gated, generalized) delta rule");
+  delta_options(*delta_app, delta);
+
+  CLI::App* generate_app = app.add_subcommand("generate", "write synthetic data of any length");
+  generate_app->require_subcommand(1);
+  GenerateDelta generate;
+  CLI::App* generate_delta_app = generate_app->add_subcommand("delta", "input for longscan delta");
+  generate_options(*generate_delta_app, generate);
+
+  VerifyCommand verify;
+  CLI::App* verify_app = app.add_subcommand("verify", "recompute token by token in float64 and compare");
+  verify_app->add_option("input", verify.input, "the input of the solve")->required()->type_name("IN.h5");
+  verify_app->add_option("output", verify.output, "its output")->required()->type_name("OUT.h5");
+  verify_app
+      ->add_option(
+          "--sample", verify.sample,
+          "recompute so many places (a row of a head's state over a stretch of tokens); default: all if that is small")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  verify_app->add_option("--tolerance", verify.tolerance, "largest difference, relative to the RMS (default: by type)")
+      ->check(CLI::PositiveNumber);
+  verify_app->add_flag("--quiet", verify.quiet, "print errors only");
+  verify_app->footer("Example:\n  longscan verify in.h5 out.h5 --sample 8");
+
+  CLI::App* bench_app = app.add_subcommand("bench", "measure");
+  bench_app->require_subcommand(1);
+  BenchDelta bench;
+  CLI::App* bench_delta_app = bench_app->add_subcommand("delta", "the delta rule, from memory to memory");
+  bench_delta_app->add_option("--tokens", bench.tokens, "T")->check(CLI::PositiveNumber)->capture_default_str();
+  bench_delta_app->add_option("--heads", bench.heads, "H")->check(CLI::PositiveNumber)->capture_default_str();
+  bench_delta_app->add_option("--d-key", bench.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str();
+  bench_delta_app->add_option("--d-value", bench.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str();
+  bench_delta_app->add_option("--chunk", bench.chunk, "C")->check(CLI::Range(1, 256))->capture_default_str();
+  bench_delta_app->add_option("--runs", bench.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
+  bench_delta_app->add_option("--decay", bench.decay, "none, head or channel")->capture_default_str();
+  choice(*bench_delta_app, "--precision", bench.precision, precisions, "arithmetic (default f32)");
+  bench_delta_app->add_flag("--reproducible", bench.reproducible, "time --reproducible");
+  bench_delta_app->add_flag("--json", bench.json, "print one JSON array of rows on stdout");
+  bench_delta_app->footer("Example:\n  longscan bench delta --tokens 8192 --heads 1");
+
+  CLI::App* info_app = app.add_subcommand("info", "version, libraries, devices");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    if (ranks.rank() == 0) std::printf("%s", innermost(&app)->help().c_str());
+    return;
+  } catch (const CLI::CallForAllHelp&) {
+    if (ranks.rank() == 0) std::printf("%s", app.help("", CLI::AppFormatMode::All).c_str());
+    return;
+  } catch (const CLI::CallForVersion&) {
+    if (ranks.rank() == 0) std::printf("longscan %s\n", LONGSCAN_VERSION);
+    return;
+  } catch (const CLI::ParseError& e) {
+    throw_usage(app, e);
+  }
+  if (delta_app->parsed()) run_delta(ranks, delta);
+  if (generate_delta_app->parsed()) run_generate_delta(ranks, generate);
+  if (verify_app->parsed()) run_verify(ranks, verify);
+  if (bench_delta_app->parsed()) run_bench_delta(ranks, bench);
+  if (info_app->parsed()) run_info(ranks);
+}
+
+}  // namespace longscan

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the command line says, and the commands that answer it.
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "longscan/delta_rule.hpp"
+#include "longscan/error.hpp"
+#include "longscan/transport.hpp"
+
+namespace longscan {
+
+/// Where the axes of an array stand.
+enum class Layout { automatic, thd, bthd, bhtd };
+std::string name_of(Layout layout);
+
+/// Options of every solve.
+struct SolveOptions {
+  std::string input, output;
+  std::vector<std::string> groups;
+  Layout layout = Layout::automatic;
+  Precision precision = Precision::automatic;
+  std::optional<DType> output_type;
+  std::int64_t window = 0;  ///< tokens a rank at a time; 0: from free memory
+  bool reproducible = false;
+  std::string report;
+  bool force = false;
+  bool quiet = false;
+};
+
+struct DeltaCommand {
+  SolveOptions solve;
+  std::optional<Variant> variant;
+  Erase erase = Erase::decayed;
+  Inverse inverse = Inverse::forward;
+  int chunk = 64;
+  std::string scale = "1";
+  bool normalize_keys = false;
+  bool state_only = false;
+  std::int64_t state_every = 0;
+  std::map<std::string, std::string> names;  ///< role -> dataset, where the user said so
+};
+
+struct GenerateDelta {
+  std::string output;
+  std::int64_t tokens = 65536;
+  int heads = 4, d_key = 64, d_value = 64;
+  std::string decay = "none";
+  DType type = DType::f32;
+  std::uint64_t seed = 1;
+  bool force = false, quiet = false;
+};
+
+struct VerifyCommand {
+  std::string input, output;
+  std::int64_t sample = 0;  ///< places; 0: all if small
+  double tolerance = 0;     ///< 0: by the type of the output
+  bool quiet = false;
+};
+
+struct BenchDelta {
+  std::int64_t tokens = 16384;
+  int heads = 4, d_key = 128, d_value = 128, chunk = 64, runs = 7;
+  std::string decay = "none";
+  Precision precision = Precision::f32;
+  bool reproducible = false, json = false;
+};
+
+/// Each runs on every rank; throws Error.
+void run_delta(Transport& ranks, const DeltaCommand& command);
+void run_generate_delta(Transport& ranks, const GenerateDelta& command);
+void run_verify(Transport& ranks, const VerifyCommand& command);
+void run_bench_delta(Transport& ranks, const BenchDelta& command);
+void run_info(Transport& ranks);
+
+/// Reads the command line and runs what it asks for. Throws Error; usage errors too. Returns without doing anything
+/// after
+/// --help and --version, which rank 0 answers.
+void run_command_line(Transport& ranks, int argc, char** argv);
+
+/// The options of a solve as they were meant, for reports and output attributes: name -> value.
+std::map<std::string, std::string> describe(const DeltaCommand& command);
+
+/// `text` as one of `names`, else an Error(usage) that names the nearest.
+[[noreturn]] void throw_unknown(const std::string& what, const std::string& text, const std::vector<std::string>& names,
+                                ExitCode code = ExitCode::usage);
+/// The name closest to `text`, if one is close at all.
+std::string nearest(const std::string& text, const std::vector<std::string>& names);
+
+}  // namespace longscan

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/output.hpp"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+namespace longscan {
+namespace {
+
+std::string to_text(const std::vector<OutputDataset>& datasets) {
+  nlohmann::json j = nlohmann::json::array();
+  for (const OutputDataset& d : datasets) j.push_back({d.path, d.shape, static_cast<int>(d.type), d.offset});
+  return j.dump();
+}
+
+std::vector<OutputDataset> from_text(const std::string& text) {
+  std::vector<OutputDataset> datasets;
+  for (const auto& j : nlohmann::json::parse(text))
+    datasets.push_back({j[0], j[1].get<std::vector<std::int64_t>>(), static_cast<DType>(j[2].get<int>()), j[3]});
+  return datasets;
+}
+
+}  // namespace
+
+void check_output_path(const std::string& path, const std::string& input, bool force) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return;
+  if (!input.empty() && fs::equivalent(path, input, ignored))
+    throw Error(ExitCode::usage, "the output " + path + " is the input; give another name");
+  if (fs::is_directory(path, ignored))
+    throw Error(ExitCode::usage, "the output " + path + " is a directory; give a file name");
+  if (!force) throw Error(ExitCode::usage, "the output " + path + " exists; --force replaces it");
+}
+
+SharedOutput::SharedOutput(Transport& ranks, const std::string& path, const std::string& input, bool force,
+                           const std::vector<OutputDataset>& datasets, const Attributes& attributes)
+    : ranks_(ranks) {
+  std::string layout;
+  agree(ranks, [&] {
+    if (ranks.rank() != 0) return;
+    check_output_path(path, input, force);
+    file_ = OutputFile::create(path, datasets, attributes);
+    layout = to_text(file_->datasets());
+  });
+  layout = broadcast(ranks, layout, 0);
+  agree(ranks, [&] {
+    if (ranks.rank() != 0) file_ = OutputFile::join(path, from_text(layout));
+  });
+}
+
+SharedOutput::~SharedOutput() {
+  if (file_ && !committed_ && ranks_.rank() == 0) file_->abandon();
+}
+
+void SharedOutput::write(const std::string& dataset, const Slab& slab, const void* data) {
+  const OutputDataset& d = file_->dataset(dataset);
+  std::int64_t elements = 1;
+  for (std::int64_t n : slab.count) elements *= n;
+  if (elements == 0) return;
+  file_->write(d, slab, data);
+  bytes_ += elements * static_cast<std::int64_t>(size_of(d.type));
+}
+
+void SharedOutput::commit(const Attributes& attributes) {
+  agree(ranks_, [&] { file_->sync(); });
+  agree(ranks_, [&] {
+    if (ranks_.rank() == 0) file_->commit(attributes);
+  });
+  committed_ = true;
+}
+
+}  // namespace longscan

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/report.hpp"
+
+#include <Kokkos_Core.hpp>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "apps/memory.hpp"
+#include "longscan/error.hpp"
+
+namespace longscan {
+
+std::string device_name() {
+  std::string name = Kokkos::DefaultExecutionSpace::name();
+#ifdef KOKKOS_ENABLE_CUDA
+  name += std::string(" (") + Kokkos::Cuda().cuda_device_prop().name + ")";
+#endif
+  return name;
+}
+
+nlohmann::json common_report(Transport& ranks, const std::string& command,
+                             const std::map<std::string, std::string>& options, const Seconds& seconds,
+                             std::int64_t bytes_read, std::int64_t bytes_written) {
+  double times[] = {seconds.read, seconds.solve, seconds.scan, seconds.write, seconds.total};
+  ranks.all_reduce(times, 5, Transport::Reduction::max);
+  std::int64_t bytes[] = {bytes_read, bytes_written};
+  ranks.all_reduce(bytes, 2, Transport::Reduction::sum);
+  std::int64_t peak = peak_memory();
+  ranks.all_reduce(&peak, 1, Transport::Reduction::max);
+  nlohmann::json j;
+  j["version"] = LONGSCAN_VERSION;
+  j["command"] = command;
+  j["options"] = options;
+  j["ranks"] = ranks.size();
+  j["devices"] = device_name();
+  j["transport"] = ranks.name();
+  j["seconds"] = {
+      {"read", times[0]}, {"solve", times[1]}, {"scan", times[2]}, {"write", times[3]}, {"total", times[4]}};
+  j["bytes"] = {{"read", bytes[0]}, {"written", bytes[1]}};
+  j["peak_memory_bytes"] = peak;
+  return j;
+}
+
+void write_report(const std::string& path, const nlohmann::json& report) {
+  const std::string part = path + ".part";
+  std::ofstream file(part);
+  file << report.dump(2) << "\n";
+  file.close();
+  if (!file || std::rename(part.c_str(), path.c_str()) != 0) {
+    const std::string why = std::strerror(errno);
+    std::remove(part.c_str());
+    throw Error(ExitCode::file_io, "cannot write the report " + path + ": " + why);
+  }
+}
+
+}  // namespace longscan

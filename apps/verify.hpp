@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "apps/options.hpp"
+
+namespace longscan {
+
+/// Collective. Recomputes and compares; throws Error(numerical) if they differ.
+void verify_delta(Transport& ranks, const VerifyCommand& command);
+
+/// Differences of one dataset, gathered over places and ranks.
+struct Difference {
+  double squares = 0;  ///< of the expected values
+  std::int64_t values = 0;
+  double worst = 0;   ///< largest |got - expected|
+  std::string where;  ///< of the worst
+
+  void add(double got, double expected, const std::function<std::string()>& place);
+  /// Collective: totals, and the worst one's place.
+  void reduce(Transport& ranks);
+  /// The worst difference over the root mean square of the expected values.
+  double ratio() const;
+};
+
+}  // namespace longscan

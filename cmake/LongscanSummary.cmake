@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# What was found and chosen, in a few lines at the end of configure.
+set(LONGSCAN_KOKKOS_DEVICES "${Kokkos_DEVICES}" CACHE INTERNAL "Kokkos backends")
+string(REPLACE ";" ", " longscan_devices "${Kokkos_DEVICES}")
+
+set(longscan_mpi "${MPI_CXX_VERSION} (${MPIEXEC_EXECUTABLE})")
+set(longscan_hdf5 "${HDF5_VERSION}")
+if(HDF5_IS_PARALLEL)
+  string(APPEND longscan_hdf5 " (parallel)")
+endif()
+foreach(longscan_option LONGSCAN_ARCH LONGSCAN_SANITIZE)
+  set(longscan_value_${longscan_option} "${${longscan_option}}")
+  if(NOT ${longscan_option})
+    set(longscan_value_${longscan_option} "none")
+  endif()
+endforeach()
+
+message(STATUS "")
+message(STATUS "Longscan ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+message(STATUS "  Kokkos     ${Kokkos_VERSION} (${longscan_devices}), ${Kokkos_DIR}")
+message(STATUS "  MPI        ${longscan_mpi}")
+message(STATUS "  HDF5       ${longscan_hdf5}")
+message(STATUS "  BLAS       ${BLAS_LIBRARIES}")
+message(STATUS "  -march     ${longscan_value_LONGSCAN_ARCH}")
+message(STATUS "  sanitizers ${longscan_value_LONGSCAN_SANITIZE}")
+message(STATUS "  tests      ${LONGSCAN_TESTS}")
+message(STATUS "")

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "longscan/delta_rule.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <string>
+
+#include "dist/delta_part.hpp"
+#include "dist/exclusive_scan.hpp"
+#include "longscan/error.hpp"
+
+namespace longscan {
+namespace {
+
+constexpr int tag_carry = 200, tag_correction = 202;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Who passes states to whom in a window.
+struct Links {
+  ScanLinks chain;
+  bool carries = false;  ///< this rank's last run goes on in the next window
+};
+
+}  // namespace
+
+/// What does not depend on the type of the arithmetic.
+struct DeltaRule::Impl {
+  Impl(Transport& ranks, const DeltaShape& shape, const DeltaOptions& options, Sequences sequences, Sequences counting)
+      : ranks(ranks), shape(shape), options(options), sequences(std::move(sequences)), counting(std::move(counting)) {
+    count_states();
+  }
+  virtual ~Impl() = default;
+  virtual DeltaReport solve(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out) = 0;
+  virtual std::int64_t workspace_bytes(std::int64_t tokens) const = 0;
+
+  /// Where a part or window may end: anywhere, or with `reproducible` where a segment of a sequence ends.
+  std::int64_t cut_before(std::int64_t token) const {
+    if (!options.reproducible) return token;
+    const auto& at = sequences.offsets;
+    const auto next = std::upper_bound(at.begin(), at.end(), token);
+    if (next == at.end()) return token;
+    const std::int64_t begin = *(next - 1), segment = segment_tokens(*next - begin);
+    return begin + (token - begin) / segment * segment;
+  }
+  /// The parts of a window that are not empty, for ranks 0, 1, … in turn: as even as the cuts allow.
+  std::vector<TokenRange> parts(TokenRange window) const {
+    std::vector<TokenRange> parts;
+    std::int64_t begin = window.begin;
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      const std::int64_t even = window.begin + part_of(window.size(), ranks.size(), rank).end;
+      const std::int64_t end = even == window.end ? even : cut_before(even);
+      if (end <= begin) continue;
+      parts.push_back({begin, end});
+      begin = end;
+    }
+    if (parts.empty()) parts.push_back(window);  // no tokens: rank 0 holds what sequences there are
+    return parts;
+  }
+  TokenRange part(TokenRange window) const {
+    const auto all = parts(window);
+    return ranks.rank() < static_cast<int>(all.size()) ? all[ranks.rank()] : TokenRange{window.end, window.end};
+  }
+  int last_holder(TokenRange window) const { return static_cast<int>(parts(window).size()) - 1; }
+  std::vector<Run> runs(TokenRange window) const {
+    const TokenRange here = part(window);
+    const int last = last_holder(window);
+    if (ranks.rank() > last) return {};
+    return runs_of(sequences, here, ranks.rank() == last && window.end == sequences.tokens());
+  }
+
+  /// States that `state_every` asks for before a token.
+  std::int64_t states_before(std::int64_t token) const {
+    if (options.state_every == 0) return 0;
+    const std::int64_t i = counted_in(token);
+    return states_at_[i] + (token - counting.offsets[i]) / options.state_every;
+  }
+  /// The counting sequence that holds a token; the last one at the end of the axis.
+  std::int64_t counted_in(std::int64_t token) const {
+    const auto& at = counting.offsets;
+    const auto next = std::upper_bound(at.begin(), at.end(), token) - at.begin() - 1;
+    return std::clamp<std::int64_t>(next, 0, std::max<std::int64_t>(0, counting.count() - 1));
+  }
+  void count_states() {
+    states_at_.assign(1, 0);
+    for (std::int64_t i = 0; i < counting.count(); ++i)
+      states_at_.push_back(
+          states_at_.back() +
+          (options.state_every == 0 ? 0 : (counting.offsets[i + 1] - counting.offsets[i]) / options.state_every));
+  }
+
+  Transport& ranks;
+  DeltaShape shape;
+  DeltaOptions options;
+  Sequences sequences, counting;
+  std::vector<std::int64_t> states_at_;  // before each counting sequence
+};
+
+namespace {
+
+template <class T>
+class Solver final : public DeltaRule::Impl {
+ public:
+  using DeltaRule::Impl::Impl;
+
+  DeltaReport solve(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out) override {
+    const auto start = std::chrono::steady_clock::now();
+    const std::int64_t sent_before = ranks.bytes_sent();
+    report_ = {};
+    const Links links = begin(window, in, out);
+
+    const auto scan_start = std::chrono::steady_clock::now();
+    if (options.reproducible)
+      pass_states_by_segments(links);
+    else
+      pass_states(links);
+    report_.seconds_scan = seconds_since(scan_start);
+
+    PassSummary found = part_.outputs();
+    if (!options.reproducible) confirm(links, found);
+    carry(window, links);
+    report_.bytes_exchanged = ranks.bytes_sent() - sent_before;
+    finish(found);
+    report_.seconds_solve = seconds_since(start);
+    return report_;
+  }
+
+  std::int64_t workspace_bytes(std::int64_t tokens) const override {
+    return part_.workspace_bytes(options.reproducible ? tokens : 0);
+  }
+
+ private:
+  Links begin(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out) {
+    here_ = part(window);
+    auto runs = this->runs(window);
+    std::vector<StatesPlace> places;
+    for (const Run& run : runs) {
+      const std::int64_t token = here_.begin + run.begin, start = counting.offsets[counted_in(token)];
+      places.push_back({token - start, states_before(start) - states_before(here_.begin) - 1});
+    }
+    const bool continues = !runs.empty() && !runs.front().starts, goes_on = !runs.empty() && !runs.back().ends;
+    const bool first = here_.begin == window.begin, last = here_.end == window.end;
+    part_.begin(in, out, std::move(runs), std::move(places));
+    if (continues && first) std::copy(carry_.begin(), carry_.end(), part_.incoming.data());
+    return {{continues && !first, goes_on && !last}, goes_on && last};
+  }
+
+  /// Boundary states: from the horizon where a head forgets; else run on from a known state, or from the map of the
+  /// whole part and the state that comes in.
+  void pass_states(const Links& links) {
+    const int H = shape.heads;
+    forgets_.assign(H, 0);
+    std::vector<char> known(H, 1);
+    if (links.chain.sends) {
+      const Run& last = part_.runs().back();
+      const bool state_known = !links.chain.receives || part_.runs().size() > 1;
+      const std::int64_t tokens = last.size();
+      // From a known state a pass over all tokens costs about half as much as their map; a quarter of them is tried.
+      const std::int64_t limit = state_known ? tokens / 4 : tokens;
+      if (limit >= 16 * shape.d_key || !state_known) forgets_ = part_.map_until_forgotten(limit);
+      if (state_known)
+        part_.run_to_end(forgets_);
+      else
+        known = forgets_;
+      for (int h = 0; h < H; ++h) {
+        report_.boundaries += 1, report_.boundaries_forgotten += forgets_[h];
+        report_.horizon_max = std::max(report_.horizon_max, forgets_[h] ? part_.horizons()[h] : tokens);
+      }
+    }
+    known_ = known;
+    scan(links.chain, known, [&](std::int64_t b, std::int64_t e) { part_.advance(b, e, known_); });
+  }
+
+  /// Boundary states that do not depend on how tokens are cut: maps of fixed segments, one after another.
+  void pass_states_by_segments(const Links& links) {
+    const std::int64_t H = shape.heads;
+    part_.map_segments();
+    if (part_.first_continues() && !links.chain.receives) part_.scan_first_run(0, H);
+    const bool through = links.chain.receives && part_.runs().size() == 1;  // what comes in decides what goes out
+    if (!part_.runs().empty() && !through) part_.take_segment_end(0, H);
+    if (links.chain.sends) report_.boundaries += H;
+    scan(links.chain, std::vector<char>(H, !through), [&](std::int64_t b, std::int64_t e) {
+      part_.scan_first_run(b, e);
+      part_.take_segment_end(b, e);
+    });
+    if (links.chain.receives && !(through && links.chain.sends)) {
+      part_.scan_first_run(0, H);
+      if (through) part_.take_segment_end(0, H);
+    }
+  }
+
+  void scan(ScanLinks links, const std::vector<char>& known, const std::function<void(std::int64_t, std::int64_t)>& f) {
+    ScanBuffers buffers{shape.heads, part_.state_bytes(), reinterpret_cast<char*>(part_.incoming.data()),
+                        reinterpret_cast<char*>(part_.outgoing.data()), known};
+    exclusive_scan_chain(ranks, links, buffers, f);
+  }
+
+  /// After the outputs every rank knows the true state before its horizon. Where that state was too large to be
+  /// forgotten, the true end state follows, and whoever used the other one computes again.
+  void confirm(const Links& links, PassSummary& found) {
+    const int H = shape.heads;
+    const std::int64_t bytes = part_.state_bytes();
+    std::vector<char> changed(H, 0);
+    if (links.chain.receives) {
+      changed = receive_chosen(ranks, ranks.rank() - 1, tag_correction, H, bytes,
+                               reinterpret_cast<char*>(part_.incoming.data()));
+      if (std::count(changed.begin(), changed.end(), 1) > 0) {
+        const PassSummary again = part_.outputs(changed);
+        if (found.bad.token < 0 || changed[found.bad.head] ||
+            (again.bad.token >= 0 && again.bad.token < found.bad.token))
+          found.bad = again.bad;
+      }
+    }
+    if (!links.chain.sends) return;
+    std::vector<char> wrong = part_.not_forgotten(forgets_);
+    if (links.chain.receives && part_.runs().size() == 1)
+      for (int h = 0; h < H; ++h)
+        if (changed[h] && !known_[h]) wrong[h] = 1;
+    part_.take_true_end(wrong);
+    report_.boundaries_corrected += std::count(wrong.begin(), wrong.end(), 1);
+    std::vector<char> staging;
+    auto requests = send_chosen(ranks, ranks.rank() + 1, tag_correction, wrong, bytes,
+                                reinterpret_cast<const char*>(part_.outgoing.data()), staging);
+    for (auto& request : requests) request->wait();
+  }
+
+  /// The state at the end of the window goes to rank 0, which starts the next one.
+  void carry(TokenRange window, const Links& links) {
+    if (window.end == sequences.tokens()) return;
+    const int last = last_holder(window);
+    if (links.carries) {
+      if (!options.reproducible) part_.take_true_end(std::vector<char>(shape.heads, 1));
+      carry_.assign(part_.outgoing.data(), part_.outgoing.data() + part_.outgoing.size());
+    } else {
+      carry_.assign(part_.outgoing.size(), T(0));
+    }
+    const auto bytes = static_cast<std::int64_t>(carry_.size() * sizeof(T));
+    if (last == 0) return;
+    if (ranks.rank() == last) ranks.send(carry_.data(), bytes, 0, tag_carry)->wait();
+    if (ranks.rank() == 0) ranks.receive(carry_.data(), bytes, last, tag_carry);
+  }
+
+  /// Totals over the ranks, and agreement on the outcome.
+  void finish(const PassSummary& found) {
+    std::int64_t sums[] = {found.breaches,
+                           found.fallbacks,
+                           report_.boundaries,
+                           report_.boundaries_forgotten,
+                           report_.boundaries_corrected,
+                           part_.mapped_tokens(),
+                           report_.bytes_exchanged};
+    ranks.all_reduce(sums, 7, Transport::Reduction::sum);
+    std::int64_t largest[] = {found.terms, report_.horizon_max};
+    ranks.all_reduce(largest, 2, Transport::Reduction::max);
+    report_.stability_breaches = sums[0], report_.inverse_fallbacks = sums[1], report_.boundaries = sums[2];
+    report_.boundaries_forgotten = sums[3], report_.boundaries_corrected = sums[4], report_.map_tokens = sums[5];
+    report_.bytes_exchanged = sums[6], report_.inverse_terms_max = largest[0], report_.horizon_max = largest[1];
+
+    constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
+    std::int64_t token = found.bad.token < 0 ? none : here_.begin + found.bad.token;
+    const std::int64_t mine = token;
+    ranks.all_reduce(&token, 1, Transport::Reduction::min);
+    if (token == none) return;
+    std::int64_t head = mine == token ? found.bad.head : none;
+    ranks.all_reduce(&head, 1, Transport::Reduction::min);
+    throw NonFinite(token, static_cast<int>(head), sizeof(T) == 8 ? "float64" : "float32");
+  }
+
+  DeltaPart<T> part_{shape, options};
+  DeltaReport report_;
+  TokenRange here_;
+  std::vector<char> forgets_, known_;
+  std::vector<T> carry_;
+};
+
+void require(bool good, const std::string& message) {
+  if (!good) throw Error(ExitCode::usage, message);
+}
+
+}  // namespace
+
+DeltaRule::DeltaRule(Transport& ranks, const DeltaShape& shape, const DeltaOptions& options, Sequences sequences,
+                     std::optional<Sequences> counting) {
+  require(options.chunk >= 1 && options.chunk <= 256,
+          "--chunk is " + std::to_string(options.chunk) + "; it takes 1 to 256");
+  require(shape.heads >= 1 && shape.d_key >= 1 && shape.d_value >= 1, "heads, d_key and d_value must be at least 1");
+  require(options.precision != Precision::automatic, "the arithmetic must be decided before a solve");
+  Sequences states = counting ? *counting : sequences;
+  if (options.precision == Precision::f64)
+    impl_ = std::make_unique<Solver<double>>(ranks, shape, options, std::move(sequences), std::move(states));
+  else
+    impl_ = std::make_unique<Solver<float>>(ranks, shape, options, std::move(sequences), std::move(states));
+}
+
+DeltaRule::~DeltaRule() = default;
+
+std::vector<TokenRange> DeltaRule::windows(std::int64_t tokens) const {
+  const std::int64_t total = impl_->sequences.tokens(), each = std::max<std::int64_t>(1, tokens) * impl_->ranks.size();
+  std::vector<TokenRange> windows;
+  std::int64_t begin = 0;
+  do {
+    std::int64_t end = begin + each >= total ? total : impl_->cut_before(begin + each);
+    for (std::int64_t more = each; end <= begin && end < total; more *= 2)  // at least one segment
+      end = begin + more >= total ? total : impl_->cut_before(begin + more);
+    windows.push_back({begin, end});
+    begin = end;
+  } while (begin < total);
+  return windows;
+}
+
+TokenRange DeltaRule::part(TokenRange window) const { return impl_->part(window); }
+std::vector<Run> DeltaRule::runs(TokenRange window) const { return impl_->runs(window); }
+std::int64_t DeltaRule::workspace_bytes(std::int64_t tokens) const { return impl_->workspace_bytes(tokens); }
+std::int64_t DeltaRule::states_before(std::int64_t token) const { return impl_->states_before(token); }
+
+DeltaReport DeltaRule::solve(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out) {
+  return impl_->solve(window, in, out);
+}
+
+}  // namespace longscan

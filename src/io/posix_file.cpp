@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/posix_file.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "io/slab.hpp"
+#include "longscan/error.hpp"
+
+namespace longscan::io {
+namespace {
+
+constexpr int kCreateAttempts = 100;
+constexpr std::int64_t kCopyBytes = 1 << 20;
+
+[[noreturn]] void fail(const std::string& what, int code) {
+  throw Error(ExitCode::file_io, what + ": " + std::strerror(code));
+}
+
+/// Repeats a call that a signal interrupted.
+template <class Call>
+auto uninterrupted(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+enum class Lock { held, taken_by_other };
+
+Lock lock(const FileDescriptor& file) {
+  const bool locked = uninterrupted([&] { return flock(file.get(), LOCK_EX | LOCK_NB); }) == 0;
+  return !locked && errno == EWOULDBLOCK ? Lock::taken_by_other : Lock::held;
+}
+
+[[noreturn]] void fail_for_room(const FileDescriptor& file, const std::string& path, std::int64_t bytes, int code) {
+  std::string message = "no room for '" + path + "', which takes " + std::to_string(bytes) + " bytes";
+  struct statvfs system {};
+  if (fstatvfs(file.get(), &system) == 0)
+    message += " (" + std::to_string(static_cast<std::int64_t>(system.f_bavail * system.f_frsize)) + " are free)";
+  fail(message, code);
+}
+
+[[noreturn]] void fail_to_open(const std::string& verb, const std::string& path, int code) {
+  std::error_code ignored;
+  const std::string what = "cannot " + verb + " '" + path + "'";
+  if (code == ENOENT && !std::filesystem::is_directory(folder_of(path), ignored))
+    throw Error(ExitCode::file_io, what + ": there is no directory '" + folder_of(path) + "'");
+  fail(what, code);
+}
+
+/// fallocate(2); false where the file system has no such thing.
+bool allocate(const FileDescriptor& file, const std::string& path, int mode, std::int64_t bytes) {
+  if (uninterrupted([&] { return fallocate(file.get(), mode, 0, bytes); }) == 0) return true;
+  if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) fail_for_room(file, path, bytes, errno);
+  return false;
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+FileDescriptor open_file(const std::string& path, int flags, const std::string& verb) {
+  FileDescriptor file(uninterrupted([&] { return open(path.c_str(), flags | O_CLOEXEC); }));
+  if (!file) fail_to_open(verb, path, errno);
+  return file;
+}
+
+FileDescriptor create_locked(const std::string& path, const std::string& output) {
+  const Error busy(ExitCode::file_io, "another process is writing '" + output + "' (it holds '" + path +
+                                          "'); wait for it, or give another name");
+  for (int attempt = 0; attempt < kCreateAttempts; ++attempt) {
+    // A file left by a dead process is not used again: others of its job may still write into it.
+    FileDescriptor left(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC); }));
+    if (!left && errno != ENOENT) fail("cannot replace '" + path + "'", errno);
+    if (left && lock(left) == Lock::taken_by_other) throw busy;
+    if (left && is_same_file(left, path) && unlink(path.c_str()) != 0) fail("cannot remove '" + path + "'", errno);
+
+    FileDescriptor file(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
+    if (!file && errno != EEXIST) fail_to_open("create", path, errno);
+    if (!file) continue;
+    if (lock(file) == Lock::taken_by_other) throw busy;
+    // Between our open and our lock another process may have taken ours for one that was left.
+    if (is_same_file(file, path)) return file;
+  }
+  throw busy;
+}
+
+FileDescriptor open_memory(const std::string& purpose) {
+  FileDescriptor memory(memfd_create("longscan", MFD_CLOEXEC));
+  if (!memory) fail("no file in memory for '" + purpose + "'", errno);
+  return memory;
+}
+
+bool is_same_file(const FileDescriptor& file, const std::string& path) {
+  struct stat ours {
+  }, theirs{};
+  return fstat(file.get(), &ours) == 0 && lstat(path.c_str(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
+         ours.st_ino == theirs.st_ino;
+}
+
+std::int64_t file_size(const FileDescriptor& file, const std::string& path) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) fail("cannot look at '" + path + "'", errno);
+  return status.st_size;
+}
+
+void reserve(const FileDescriptor& file, const std::string& path, std::int64_t bytes, std::int64_t slack) {
+  // Asked first: some file systems take all there is from everybody before they say no.
+  struct statvfs system {};
+  if (fstatvfs(file.get(), &system) == 0 && system.f_frsize > 0 &&
+      static_cast<std::uint64_t>(bytes + slack) / system.f_frsize > system.f_bavail)
+    fail_for_room(file, path, bytes, ENOSPC);
+  if (allocate(file, path, 0, bytes)) {
+    if (slack > 0) allocate(file, path, FALLOC_FL_KEEP_SIZE, bytes + slack);
+  } else if (uninterrupted([&] { return ftruncate(file.get(), bytes); }) != 0) {
+    // Without fallocate the look at what is free has to do: glibc's posix_fallocate would write into every block.
+    fail("cannot extend '" + path + "'", errno);
+  }
+}
+
+void write_all(const FileDescriptor& file, const void* data, std::int64_t bytes, std::int64_t offset,
+               const std::string& what) {
+  const auto* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const auto piece = static_cast<std::size_t>(std::min(bytes, kPieceBytes));
+    const ssize_t written = uninterrupted([&] { return pwrite(file.get(), next, piece, offset); });
+    if (written < 0) fail("cannot write " + what, errno);
+    if (written == 0) throw Error(ExitCode::file_io, "cannot write " + what + ": the system takes no more bytes");
+    next += written;
+    offset += written;
+    bytes -= written;
+  }
+}
+
+void copy_bytes(const FileDescriptor& from, const FileDescriptor& to, std::int64_t offset, std::int64_t bytes,
+                const std::string& what) {
+  std::vector<char> buffer(static_cast<std::size_t>(std::min(bytes, kCopyBytes)));
+  while (bytes > 0) {
+    const auto piece = std::min<std::size_t>(buffer.size(), static_cast<std::size_t>(bytes));
+    const ssize_t got = uninterrupted([&] { return pread(from.get(), buffer.data(), piece, offset); });
+    if (got <= 0) fail("cannot copy " + what, got < 0 ? errno : EIO);
+    write_all(to, buffer.data(), got, offset, what);
+    offset += got;
+    bytes -= got;
+  }
+}
+
+void sync_file(const FileDescriptor& file, const std::string& path) {
+  if (uninterrupted([&] { return fsync(file.get()); }) != 0) fail("cannot bring '" + path + "' to disk", errno);
+}
+
+void sync_folder_of(const std::string& path) {
+  const FileDescriptor folder(open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) return;  // a folder that may be written but not read
+  if (uninterrupted([&] { return fsync(folder.get()); }) != 0 && errno != EINVAL && errno != ENOTSUP)
+    fail("cannot bring the directory of '" + path + "' to disk", errno);
+}
+
+}  // namespace longscan::io

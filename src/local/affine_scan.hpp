@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Affine maps on one rank: apply, compose, and run a state through a chain of maps. One launch each.
+#include <cstdint>
+
+#include "core/affine.hpp"
+
+namespace longscan {
+
+/// out = map(x), or out = second after first.
+struct AffineTask {
+  std::int64_t map = 0;  ///< slot of the map, or of the second map
+  std::int64_t x = 0;    ///< slot of the point, or of the first map; -1 (points only) is zero
+  std::int64_t out = 0;
+};
+
+/// Points through maps, task by task; `out` slots differ from `x` slots. Launches "longscan::affine::apply".
+template <class Space, class T>
+void affine_apply(const Space& space, const AffineMaps<T>& maps, const AffinePoints<const T>& x,
+                  const AffinePoints<T>& out, const AffineTask* tasks, std::int64_t count);
+
+/// Maps after maps. Launches "longscan::affine::compose".
+template <class Space, class T>
+void affine_compose(const Space& space, const AffineMaps<T>& first, const AffineMaps<T>& second,
+                    const AffineMaps<T>& out, const AffineTask* tasks, std::int64_t count);
+
+/// A chain of maps: map j in slot map + j * map_step takes point j in slot point + j * point_step to point j + 1.
+struct AffineChain {
+  std::int64_t map = 0, map_step = 1, point = 0, point_step = 1, length = 0;
+};
+
+/// Exclusive scan along chains: point 0 of each is given. Each chain in order, chains side by side; always S P + L
+/// with the same operations, whatever the chain's length. Launches "longscan::affine::scan".
+template <class Space, class T>
+void affine_scan(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& points,
+                 const AffineChain* chains, std::int64_t count);
+
+/// Frobenius norms of A and b of the maps in slots 0 … count - 1: norms[2 i], norms[2 i + 1].
+/// Launches "longscan::affine::norms".
+template <class Space, class T>
+void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, std::int64_t count);
+
+}  // namespace longscan

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The lanes of a Kokkos team, as core/delta_chunk.hpp uses them: loops over rows and elements, a small matrix product,
+// loads and stores. A lane of `each(n)` and of `combine` has the same indices every time, so loops over the same range
+// need no sync between them.
+#include "core/dtype.hpp"
+#include "local/small_gemm.hpp"
+#include "longscan/types.hpp"
+
+namespace longscan {
+
+/// A team of one on a host core: loops run as they stand, and vectorise.
+template <class T>
+struct HostLanes {
+  void sync() const {}
+  template <class F>
+  void once(const F& f) const {
+    f();
+  }
+  template <class F>
+  void each(int n, const F& f) const {
+#pragma GCC ivdep
+    for (int i = 0; i < n; ++i) f(i);
+  }
+  template <class F>
+  void each2(int rows, int cols, const F& f) const {
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC ivdep
+      for (int j = 0; j < cols; ++j) f(i, j);
+    }
+  }
+  template <class F>
+  std::int64_t count(int n, const F& f) const {
+    std::int64_t sum = 0;
+    for (int i = 0; i < n; ++i) sum += f(i) ? 1 : 0;
+    return sum;
+  }
+  bool any_non_finite(int rows, int cols, const T* p, int ld) const {
+    for (int i = 0; i < rows; ++i) {
+      int bad = 0;
+      for (int j = 0; j < cols; ++j) bad |= is_non_finite(p[static_cast<std::int64_t>(i) * ld + j]);
+      if (bad) return true;
+    }
+    return false;
+  }
+  T dot(int n, const T* x, const T* y) const {
+    constexpr int width = 16;  // partial sums, so that it vectorises
+    T sums[width] = {};
+    int i = 0;
+    for (; i + width <= n; i += width)
+      for (int j = 0; j < width; ++j) sums[j] += x[i + j] * y[i + j];
+    for (int j = 0; i < n; ++i, ++j) sums[j] += x[i] * y[i];
+    for (int half = width / 2; half > 0; half /= 2)
+      for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
+    return sums[0];
+  }
+  /// C = (accumulate ? C : 0) + A B; n a multiple of the padding.
+  void product(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, int ldc, bool accumulate) const {
+    small_gemm(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+  }
+  /// row = keep * row + sum over s in [s0, s1) of weights[s] * rows[s]
+  void combine(int n, T* row, T keep, const T* weights, const T* rows, int ld, int s0, int s1) const {
+    if (keep != T(1))
+      for (int j = 0; j < n; ++j) row[j] *= keep;
+    for (int s = s0; s < s1; ++s) {
+      const T x = weights[s];
+      const T* other = rows + static_cast<std::int64_t>(s) * ld;
+#pragma GCC ivdep
+      for (int j = 0; j < n; ++j) row[j] += x * other[j];
+    }
+  }
+  void transpose(int rows, int cols, const T* from, int ldf, T* to, int ldt) const {
+    constexpr int side = 16;
+    for (int j0 = 0; j0 < cols; j0 += side)
+      for (int i0 = 0; i0 < rows; i0 += side)
+        for (int j = j0; j < (j0 + side < cols ? j0 + side : cols); ++j)
+          for (int i = i0; i < (i0 + side < rows ? i0 + side : rows); ++i) to[j * ldt + i] = from[i * ldf + j];
+  }
+  /// Tokens t0, … of a head into rows of `to`; rows from n on become zero.
+  void load_rows(const TokenArray& x, std::int64_t t0, int head, int n, int rows, int cols, T* to, int ld) const {
+    for (int t = 0; t < rows; ++t) {
+      T* row = to + static_cast<std::int64_t>(t) * ld;
+      if (t < n)
+        load_row(x.data, x.type, (t0 + t) * x.token_stride + head / x.heads_per_stored * x.head_stride, cols, row);
+      else
+        for (int j = 0; j < cols; ++j) row[j] = T(0);
+    }
+  }
+  void store_rows(const MutableTokenArray& x, std::int64_t t0, int head, int n, int cols, const T* from, int ld) const {
+    for (int t = 0; t < n; ++t)
+      store_row(x.data, x.type, (t0 + t) * x.token_stride + head * x.head_stride, cols,
+                from + static_cast<std::int64_t>(t) * ld);
+  }
+};
+
+/// The threads of a team on a device.
+template <class T, class Member>
+struct DeviceLanes {
+  Member member;
+
+  KOKKOS_FUNCTION void sync() const { member.team_barrier(); }
+  template <class F>
+  KOKKOS_FUNCTION void once(const F& f) const {
+    if (member.team_rank() == 0) f();
+    member.team_barrier();
+  }
+  template <class F>
+  KOKKOS_FUNCTION void each(int n, const F& f) const {
+    for (int i = member.team_rank(); i < n; i += member.team_size()) f(i);
+  }
+  template <class F>
+  KOKKOS_FUNCTION void each2(int rows, int cols, const F& f) const {
+    for (int i = member.team_rank(); i < rows * cols; i += member.team_size()) f(i / cols, i % cols);
+  }
+  template <class F>
+  KOKKOS_FUNCTION std::int64_t count(int n, const F& f) const {
+    std::int64_t sum = 0;
+    Kokkos::parallel_reduce(
+        Kokkos::TeamThreadRange(member, n), [&](int i, std::int64_t& s) { s += f(i) ? 1 : 0; }, sum);
+    return sum;
+  }
+  KOKKOS_FUNCTION bool any_non_finite(int rows, int cols, const T* p, int ld) const {
+    return count(rows, [&](int i) {
+             for (int j = 0; j < cols; ++j)
+               if (is_non_finite(p[static_cast<std::int64_t>(i) * ld + j])) return true;
+             return false;
+           }) > 0;
+  }
+  KOKKOS_FUNCTION T dot(int n, const T* x, const T* y) const {
+    T sum = 0;
+    for (int i = 0; i < n; ++i) sum += x[i] * y[i];
+    return sum;
+  }
+  KOKKOS_FUNCTION void product(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, int ldc,
+                               bool accumulate) const {
+    // A lane computes four rows of one column, so that each element of B is read once for four products.
+    constexpr int rows = 4;
+    each2((m + rows - 1) / rows, n, [&](int i4, int j) {
+      const int i0 = i4 * rows;
+      T sum[rows];
+      for (int i = 0; i < rows; ++i) sum[i] = accumulate && i0 + i < m ? c[(i0 + i) * ldc + j] : T(0);
+      for (int p = 0; p < k; ++p) {
+        const T x = b[p * ldb + j];
+        for (int i = 0; i < rows; ++i)
+          if (i0 + i < m) sum[i] += a[(i0 + i) * lda + p] * x;
+      }
+      for (int i = 0; i < rows; ++i)
+        if (i0 + i < m) c[(i0 + i) * ldc + j] = sum[i];
+    });
+  }
+  KOKKOS_FUNCTION void combine(int n, T* row, T keep, const T* weights, const T* rows, int ld, int s0, int s1) const {
+    each(n, [&](int j) {
+      T sum = row[j] * keep;
+      for (int s = s0; s < s1; ++s) sum += weights[s] * rows[s * ld + j];
+      row[j] = sum;
+    });
+  }
+  KOKKOS_FUNCTION void transpose(int rows, int cols, const T* from, int ldf, T* to, int ldt) const {
+    each2(cols, rows, [&](int j, int i) { to[j * ldt + i] = from[i * ldf + j]; });
+  }
+  KOKKOS_FUNCTION void load_rows(const TokenArray& x, std::int64_t t0, int head, int n, int rows, int cols, T* to,
+                                 int ld) const {
+    const std::int64_t first = t0 * x.token_stride + head / x.heads_per_stored * x.head_stride;
+    each2(rows, cols, [&](int t, int j) {
+      to[t * ld + j] = t < n ? load<T>(x.data, x.type, first + t * x.token_stride + j) : T(0);
+    });
+  }
+  KOKKOS_FUNCTION void store_rows(const MutableTokenArray& x, std::int64_t t0, int head, int n, int cols, const T* from,
+                                  int ld) const {
+    const std::int64_t first = t0 * x.token_stride + head * x.head_stride;
+    each2(n, cols, [&](int t, int j) { store(x.data, x.type, first + t * x.token_stride + j, from[t * ld + j]); });
+  }
+};
+
+}  // namespace longscan
