@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+// A parallel hdf5.h includes mpi.h, whose old C++ bindings nobody links.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
 #include <hdf5.h>
 
 #include <mutex>
