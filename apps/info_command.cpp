@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <hdf5.h>
 #include <mpi.h>
 
 #include <Kokkos_Core.hpp>
@@ -10,6 +9,7 @@
 #include "apps/memory.hpp"
 #include "apps/options.hpp"
 #include "apps/report.hpp"
+#include "longscan/sequence_file.hpp"
 
 namespace longscan {
 
@@ -20,13 +20,11 @@ void run_info(Transport& ranks) {
   MPI_Get_library_version(library, &length);
   std::string mpi(library, length);
   mpi = mpi.substr(0, mpi.find_first_of(",\n"));
-  unsigned major = 0, minor = 0, release = 0;
-  H5get_libversion(&major, &minor, &release);
   std::printf("longscan  %s\n", LONGSCAN_VERSION);
   std::printf("Kokkos    %d.%d.%d, device %s, host %s\n", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100,
               KOKKOS_VERSION % 100, device_name().c_str(), Kokkos::DefaultHostExecutionSpace::name());
   std::printf("MPI       %s\n", mpi.c_str());
-  std::printf("HDF5      %u.%u.%u\n", major, minor, release);
+  std::printf("HDF5      %s\n", hdf5_version().c_str());
   std::printf("NCCL      not built in\n");
   std::printf("ranks     %d (%d on this node)\n", ranks.size(), ranks.local_size());
   std::printf("memory    %s available on this node\n", bytes_text(static_cast<double>(available_memory())).c_str());

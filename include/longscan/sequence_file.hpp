@@ -139,6 +139,9 @@ class OutputFile {
   std::unique_ptr<Impl> impl_;
 };
 
+/// "1.10.8": the HDF5 library in use.
+std::string hdf5_version();
+
 /// "demo_2" before "demo_10": runs of digits compare as numbers.
 bool natural_less(const std::string& a, const std::string& b);
 
