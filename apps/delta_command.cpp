@@ -5,25 +5,15 @@
 #include <cstdio>
 
 #include "apps/delta_file.hpp"
-#include "apps/memory.hpp"
 #include "apps/progress.hpp"
 #include "apps/report.hpp"
+#include "apps/stopwatch.hpp"
+#include "apps/window.hpp"
 
 namespace longscan {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// Adds the time it lives to a sum.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& sum) : sum_(sum) {}
-  ~Stopwatch() { sum_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
-
- private:
-  double& sum_;
-  Clock::time_point start_ = Clock::now();
-};
 
 double scale_of(const std::string& text, int d_key) {
   if (text == "rsqrt") return 1 / std::sqrt(static_cast<double>(d_key));
@@ -39,10 +29,9 @@ DeltaOptions options_of(const DeltaCommand& command, const DeltaProblem& problem
   return o;
 }
 
-/// Tokens a rank at a time: what the user said, or what free memory allows. Throws `resources` with the number needed
-/// if not even that much, or not what the user said, fits.
-std::int64_t choose_window(Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem,
-                           const DeltaRule& rule) {
+/// Tokens a rank at a time, by what the problem needs.
+std::int64_t delta_window(Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem,
+                          const DeltaRule& rule) {
   const std::int64_t all = (problem.tokens() + ranks.size() - 1) / ranks.size();
   const std::int64_t token = DeltaPartBuffers::bytes_per_token(problem, command, delta_output_type(problem, command));
   const std::int64_t state =
@@ -57,26 +46,7 @@ std::int64_t choose_window(Transport& ranks, const DeltaCommand& command, const 
     return tokens * token + static_cast<std::int64_t>(states_a_token * static_cast<double>(tokens)) * state +
            2 * state + rule.workspace_bytes(tokens);
   };
-  // every rank of a node takes the same share of what is free now
-  std::int64_t free = available_memory() / ranks.local_size();
-  ranks.all_reduce(&free, 1, Transport::Reduction::min);
-  const std::int64_t usable = free / 10 * 9;
-  const auto too_much = [&](std::int64_t tokens, const std::string& what) {
-    return Error(ExitCode::resources, what + " needs " + bytes_text(static_cast<double>(needed(tokens))) +
-                                          " a rank, but " + bytes_text(static_cast<double>(usable)) +
-                                          " are free; use more nodes or a smaller --window");
-  };
-  if (command.solve.window > 0) {
-    const std::int64_t tokens = std::min(command.solve.window, std::max<std::int64_t>(1, all));
-    if (needed(tokens) > usable) throw too_much(tokens, "a window of " + std::to_string(tokens) + " tokens");
-    return tokens;
-  }
-  std::int64_t tokens = std::max<std::int64_t>(1, all);
-  while (needed(tokens) > usable) {
-    if (tokens <= 1024) throw too_much(tokens, "even a window of " + std::to_string(tokens) + " tokens");
-    tokens = (tokens + 1) / 2;
-  }
-  return tokens;
+  return choose_window(ranks, command.solve.window, all, 1024, needed);
 }
 
 /// One problem, window by window.
@@ -96,7 +66,7 @@ class DeltaSolve {
         buffers_(problem, command, options_.precision, delta_output_type(problem, command)) {}
 
   void run(std::int64_t done_before) {
-    const std::int64_t tokens = choose_window(ranks_, command_, problem_, rule_);
+    const std::int64_t tokens = delta_window(ranks_, command_, problem_, rule_);
     for (const TokenRange& window : rule_.windows(tokens)) {
       const TokenRange part = rule_.part(window);
       const std::vector<Run> runs = rule_.runs(window);
@@ -135,7 +105,8 @@ class DeltaSolve {
       seconds_.scan += r.seconds_scan;
     } catch (const NonFinite& e) {
       throw Error(ExitCode::numerical, "the recurrence overflows " + e.arithmetic + " in " +
-                                           describe_place(problem_, command_.solve.input, "", e.token, e.head) +
+                                           describe_token(problem_.sources, command_.solve.input, "", e.token) +
+                                           ", head " + std::to_string(e.head) +
                                            "; the report would count tokens beyond the stability bound beta |k|^2 <= 2;"
                                            " --normalize-keys or --precision f64 may help");
     }
@@ -154,14 +125,11 @@ class DeltaSolve {
   DeltaReport report_;
 };
 
-std::string fingerprint_text(const InputFile& file, const std::vector<DeltaProblem>& problems) {
-  std::vector<DatasetInfo> datasets;
+std::vector<const Source*> sources_of(const std::vector<DeltaProblem>& problems) {
+  std::vector<const Source*> all;
   for (const DeltaProblem& problem : problems)
-    for (const DeltaSource& source : problem.sources)
-      for (const auto& [role, info] : source.data) datasets.push_back(info);
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(file.fingerprint(datasets)));
-  return text;
+    for (const Source& source : problem.sources) all.push_back(&source);
+  return all;
 }
 
 void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, const DeltaCommand& command, int ranks) {
@@ -192,7 +160,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
     check_output_path(command.solve.output, command.solve.input, command.solve.force);
     file.emplace(command.solve.input);
     const auto problems = find_problems(*file, command);
-    fingerprint = fingerprint_text(*file, problems);
+    fingerprint = fingerprint_text(*file, sources_of(problems));
     found = to_text(problems);
   });
   const std::vector<DeltaProblem> problems = problems_from_text(broadcast(ranks, found, 0));

@@ -11,9 +11,7 @@ namespace {
 
 const std::vector<std::string> token_roles = {"q", "k", "v", "beta", "eta", "log_decay", "a", "b"};
 
-std::string output_path(const DeltaSource& source, const std::string& name) {
-  return source.group == "/" ? "/" + name : source.group + "/" + name;
-}
+std::string output_path(const Source& source, const std::string& name) { return dataset_path(source.group, name); }
 
 /// The slab of tokens [token, token + count) of a batch entry, all heads (or one where heads come first).
 Slab token_slab(Layout layout, std::size_t axes, std::int64_t batch, std::int64_t token, std::int64_t count,
@@ -44,7 +42,7 @@ std::vector<OutputDataset> delta_outputs(const std::vector<DeltaProblem>& proble
   for (const DeltaProblem& problem : problems) {
     const DType state = state_type_of(arithmetic_of(command.solve.precision, problem.widest()));
     const std::vector<std::int64_t> one = {problem.shape.heads, problem.shape.d_value, problem.shape.d_key};
-    for (const DeltaSource& source : problem.sources) {
+    for (const Source& source : problem.sources) {
       if (!command.state_only)
         datasets.push_back({output_path(source, "o"), source.data.at("v").shape, delta_output_type(problem, command)});
       datasets.push_back({output_path(source, "final_state"),
@@ -91,33 +89,24 @@ void DeltaPartBuffers::reserve(Array& array, std::int64_t bytes) {
   array.host = Kokkos::create_mirror_view(array.device);
 }
 
-template <class F>
-void DeltaPartBuffers::for_pieces(TokenRange part, const F& f) const {
-  std::int64_t base = 0;
-  for (const DeltaSource& source : problem_.sources) {
-    for (std::int64_t b = 0; b < source.batch; ++b, base += source.tokens) {
-      const std::int64_t begin = std::max(part.begin, base), end = std::min(part.end, base + source.tokens);
-      if (begin < end) f(source, b, begin - base, begin - part.begin, end - begin);
-    }
-  }
-}
-
 void DeltaPartBuffers::read_array(const InputFile& file, const std::string& role, TokenRange part) {
   Array& array = arrays_.at(role);
   const std::int64_t element = static_cast<std::int64_t>(size_of(array.type)), row = array.heads * array.width;
   reserve(array, std::max<std::int64_t>(1, part.size() * row * element));
-  for_pieces(part, [&](const DeltaSource& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
-    const DatasetInfo& info = source.data.at(role);
-    if (problem_.layout != Layout::bhtd) {
-      file.read(info, token_slab(problem_.layout, info.shape.size(), b, token, n, 0, array.heads, info.shape),
-                array.host.data() + at * row * element);
-    } else {  // heads first in memory too
-      for (std::int64_t h = 0; h < array.heads; ++h)
-        file.read(info, token_slab(problem_.layout, info.shape.size(), b, token, n, h, 1, info.shape),
-                  array.host.data() + (h * part.size() + at) * array.width * element);
-    }
-    bytes_read_ += n * row * element;
-  });
+  for_pieces(problem_.sources, part,
+             [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
+               const DatasetInfo& info = source.data.at(role);
+               if (problem_.layout != Layout::bhtd) {
+                 file.read(info,
+                           token_slab(problem_.layout, info.shape.size(), b, token, n, 0, array.heads, info.shape),
+                           array.host.data() + at * row * element);
+               } else {  // heads first in memory too
+                 for (std::int64_t h = 0; h < array.heads; ++h)
+                   file.read(info, token_slab(problem_.layout, info.shape.size(), b, token, n, h, 1, info.shape),
+                             array.host.data() + (h * part.size() + at) * array.width * element);
+               }
+               bytes_read_ += n * row * element;
+             });
   Kokkos::deep_copy(array.device, array.host);
 }
 
@@ -153,9 +142,7 @@ void DeltaPartBuffers::read(const InputFile& file, TokenRange part, const std::v
     std::int64_t slot = 0;
     for (const Run& run : runs) {
       if (!run.starts) continue;
-      std::int64_t sequence = run.sequence;
-      std::size_t source = 0;
-      while (sequence >= problem_.sources[source].sequences()) sequence -= problem_.sources[source++].sequences();
+      const auto [source, sequence] = source_of_sequence(problem_.sources, run.sequence);
       const DatasetInfo& info = problem_.sources[source].data.at("initial_state");
       Slab slab{std::vector<std::int64_t>(info.shape.size(), 0), info.shape};
       if (info.shape.size() == 4) slab.begin[0] = sequence, slab.count[0] = 1;
@@ -216,7 +203,8 @@ void DeltaPartBuffers::check(const std::string& file, TokenRange part) const {
     Bytes::HostMirror host = array.host;
     Kokkos::deep_copy(host, array.device);
     const auto value = load<double>(host.data(), array.type, place);
-    first = describe_place(problem_, file, role, part.begin + token, head) + " is " +
+    first = describe_token(problem_.sources, file, role, part.begin + token) + ", head " + std::to_string(head) +
+            " is " +
             (value != value         ? "NaN"
              : is_non_finite(value) ? (value > 0 ? "infinite" : "-infinite")
                                     : std::to_string(value)) +
@@ -232,8 +220,8 @@ void DeltaPartBuffers::write(SharedOutput& out, TokenRange part, const std::vect
   if (outputs_.o && !part.empty()) {
     Kokkos::deep_copy(o_.host, o_.device);
     const std::int64_t element = static_cast<std::int64_t>(size_of(o_.type));
-    for_pieces(part,
-               [&](const DeltaSource& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
+    for_pieces(problem_.sources, part,
+               [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
                  const auto& shape = source.data.at("v").shape;
                  const bool heads_first = problem_.layout == Layout::bhtd;
                  for (std::int64_t h = 0; h < (heads_first ? H : 1); ++h)
@@ -248,9 +236,7 @@ void DeltaPartBuffers::write(SharedOutput& out, TokenRange part, const std::vect
     std::int64_t slot = 0;
     for (const Run& run : runs) {
       if (!run.ends) continue;
-      std::int64_t sequence = run.sequence;
-      std::size_t source = 0;
-      while (sequence >= problem_.sources[source].sequences()) sequence -= problem_.sources[source++].sequences();
+      const auto [source, sequence] = source_of_sequence(problem_.sources, run.sequence);
       Slab slab{{0, 0, 0}, {H, V, K}};
       if (has_batch_of_states(problem_)) slab = {{sequence, 0, 0, 0}, {1, H, V, K}};
       out.write(output_path(problem_.sources[source], "final_state"), slab, final_.host.data() + slot++ * bytes);
@@ -260,7 +246,7 @@ void DeltaPartBuffers::write(SharedOutput& out, TokenRange part, const std::vect
     Kokkos::deep_copy(states_.host, states_.device);
     // the states of each source (of each batch entry) that fall into this part
     std::int64_t entry = 0, base = 0;  // the first state, and the first token, of the stretch
-    for (const DeltaSource& source : problem_.sources) {
+    for (const Source& source : problem_.sources) {
       const std::int64_t each = source.tokens / command_.state_every;
       for (std::int64_t b = 0; b < source.batch; ++b, entry += each, base += source.tokens) {
         const std::int64_t from =

@@ -40,9 +40,6 @@ class DeltaPartBuffers {
   void reserve(Array& array, std::int64_t bytes);
   void read_array(const InputFile& file, const std::string& role, TokenRange part);
   TokenArray view(const std::string& role, std::int64_t tokens) const;
-  /// f(source, batch, first token in the file, first token in the part, tokens) for each contiguous piece of a part.
-  template <class F>
-  void for_pieces(TokenRange part, const F& f) const;
 
   const DeltaProblem& problem_;
   const DeltaCommand& command_;

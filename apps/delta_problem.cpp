@@ -7,72 +7,10 @@
 namespace longscan {
 namespace {
 
-using Problems = std::vector<std::string>;
-
-const std::vector<std::string> array_roles = {"q", "k", "v", "beta", "eta", "log_decay", "a", "b"};
-
-std::string join(const std::string& group, const std::string& name) {
-  return group == "/" ? "/" + name : group + "/" + name;
-}
-
-std::string dataset_name(const DeltaCommand& command, const std::string& role) {
-  const auto it = command.names.find(role);
-  return it == command.names.end() ? role : it->second;
-}
-
-/// The floating and integer datasets of a group by role; problems for those missing or unreadable.
-class Finder {
- public:
-  Finder(const InputFile& file, const DeltaCommand& command, const std::string& group, Problems& problems)
-      : file_(file), command_(command), group_(group), problems_(problems) {
-    for (const DatasetInfo& d : file.datasets(group)) names_.push_back(d.path.substr(d.path.rfind('/') + 1));
-  }
-
-  bool there(const std::string& role) const {
-    return std::find(names_.begin(), names_.end(), dataset_name(command_, role)) != names_.end();
-  }
-
-  void take(const std::string& role, bool required, DeltaSource& source) {
-    const std::string name = dataset_name(command_, role);
-    if (!there(role)) {
-      if (required || command_.names.count(role)) missing(role, name);
-      return;
-    }
-    DatasetInfo info = *file_.find(join(group_, name));
-    if (role == "cu_seqlens") {  // the one dataset of integers
-      if (info.storage == Storage::integer)
-        source.data[role] = std::move(info);
-      else
-        problems_.push_back("dataset '" + info.path + "' must hold integers, the offsets of the sequences");
-    } else if (!info.usable()) {
-      problems_.push_back(info.problem);
-    } else {
-      source.data[role] = std::move(info);
-    }
-  }
-
- private:
-  void missing(const std::string& role, const std::string& name) {
-    std::string text = "no dataset '" + name + "' in group '" + group_ + "'";
-    const std::string near = nearest(name, names_);
-    if (!near.empty()) text += "; did you mean '" + near + "' (--" + role + " " + near + ")?";
-    text += " There are:";
-    for (const std::string& n : names_) text += " " + n;
-    if (names_.empty()) text += " none";
-    problems_.push_back(text);
-  }
-
-  const InputFile& file_;
-  const DeltaCommand& command_;
-  std::string group_;
-  Problems& problems_;
-  std::vector<std::string> names_;
-};
-
 /// Checks shapes against each other and fills in what they say.
 class Fitter {
  public:
-  Fitter(DeltaProblem& problem, DeltaSource& source, Problems& problems)
+  Fitter(DeltaProblem& problem, Source& source, Problems& problems)
       : problem_(problem), source_(source), problems_(problems) {}
 
   bool fit(Layout wanted) {
@@ -111,32 +49,8 @@ class Fitter {
   }
 
   void sequences(const InputFile& file) {
-    const std::int64_t tokens = source_.axis_tokens();
-    if (source_.data.count("cu_seqlens")) {
-      problem_.packed = true;
-      const DatasetInfo& info = source_.data.at("cu_seqlens");
-      source_.offsets = file.read_integers(info);
-      if (source_.batch != 1) {
-        fail(info,
-             "packs sequences, but there is a batch of " + std::to_string(source_.batch) + "; use one or the other");
-        return;
-      }
-      if (info.shape.size() != 1 || source_.offsets.empty() || source_.offsets.front() != 0) {
-        fail(info, "must be one axis of offsets that starts with 0");
-        return;
-      }
-      for (std::size_t i = 1; i < source_.offsets.size(); ++i)
-        if (source_.offsets[i] < source_.offsets[i - 1]) {
-          fail(info, "decreases at entry " + std::to_string(i) + ": " + std::to_string(source_.offsets[i]) + " after " +
-                         std::to_string(source_.offsets[i - 1]));
-          return;
-        }
-      if (source_.offsets.back() != tokens)
-        fail(info, "ends at " + std::to_string(source_.offsets.back()) + ", but there are " + std::to_string(tokens) +
-                       " tokens");
-    } else {
-      for (std::int64_t i = 0; i <= source_.batch; ++i) source_.offsets.push_back(i * source_.tokens);
-    }
+    problem_.packed = source_.data.count("cu_seqlens") > 0;
+    set_offsets(file, source_, problems_);
     if (!source_.data.count("initial_state")) return;
     const DatasetInfo& s = source_.data.at("initial_state");
     const std::vector<std::int64_t> one = {problem_.shape.heads, problem_.shape.d_value, problem_.shape.d_key};
@@ -202,7 +116,7 @@ class Fitter {
   }
 
   DeltaProblem& problem_;
-  DeltaSource& source_;
+  Source& source_;
   Problems& problems_;
   Axes at_{};
 };
@@ -218,19 +132,13 @@ std::string signature(const DeltaProblem& p) {
   return text;
 }
 
-bool looks_solvable(const InputFile& file, const DeltaCommand& command, const std::string& group) {
-  for (const char* role : {"q", "k", "v"})
-    if (file.find(join(group, dataset_name(command, role)))) return true;
-  return false;
-}
-
 DeltaProblem one_problem(const InputFile& file, const DeltaCommand& command, const std::string& group,
                          Problems& problems) {
   DeltaProblem problem;
   problem.sources.emplace_back();
-  DeltaSource& source = problem.sources.front();
+  Source& source = problem.sources.front();
   source.group = group;
-  Finder find(file, command, group, problems);
+  DatasetFinder find(file, command.names, group, problems);
   const bool free_vectors = find.there("a") && find.there("b");
   problem.variant = command.variant                       ? *command.variant
                     : free_vectors && !find.there("beta") ? Variant::dplr
@@ -253,12 +161,6 @@ DeltaProblem one_problem(const InputFile& file, const DeltaCommand& command, con
 
 }  // namespace
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 Axes axes_of(Layout layout) {
   return layout == Layout::bthd ? Axes{0, 1, 2, 3} : layout == Layout::bhtd ? Axes{0, 2, 1, 3} : Axes{-1, 0, 1, 2};
 }
@@ -270,70 +172,26 @@ DType DeltaProblem::widest() const {
   return widest;
 }
 
-Sequences DeltaProblem::sequences() const {
-  Sequences all;
-  for (const DeltaSource& source : sources) {
-    const std::int64_t base = all.offsets.back();
-    for (std::size_t i = 1; i < source.offsets.size(); ++i) all.offsets.push_back(base + source.offsets[i]);
-  }
-  return all;
-}
-
 Sequences DeltaProblem::counting() const {
   if (!packed) return sequences();
   Sequences all;
-  for (const DeltaSource& source : sources) all.offsets.push_back(all.offsets.back() + source.axis_tokens());
+  for (const Source& source : sources) all.offsets.push_back(all.offsets.back() + source.axis_tokens());
   return all;
 }
 
 std::int64_t DeltaProblem::tokens() const {
   std::int64_t sum = 0;
-  for (const DeltaSource& source : sources) sum += source.axis_tokens();
+  for (const Source& source : sources) sum += source.axis_tokens();
   return sum;
 }
 
-TokenPlace place_of(const DeltaProblem& problem, std::int64_t token) {
-  TokenPlace place;
-  while (place.source + 1 < problem.sources.size() && token >= problem.sources[place.source].axis_tokens())
-    token -= problem.sources[place.source++].axis_tokens();
-  const std::int64_t tokens = std::max<std::int64_t>(1, problem.sources[place.source].tokens);
-  place.batch = token / tokens, place.token = token % tokens;
-  return place;
-}
-
-std::string describe_place(const DeltaProblem& problem, const std::string& file, const std::string& role,
-                           std::int64_t token, int head) {
-  const TokenPlace place = place_of(problem, token);
-  const DeltaSource& source = problem.sources[place.source];
-  std::string text = role.empty() ? "group '" + source.group + "'" : "dataset '" + source.data.at(role).path + "'";
-  text += " of " + file + " at token " + std::to_string(place.token) + ", head " + std::to_string(head);
-  if (problem.layout != Layout::thd) text += ", batch entry " + std::to_string(place.batch);
-  if (problem.packed) {
-    const auto next = std::upper_bound(source.offsets.begin(), source.offsets.end(), place.token);
-    text += " (sequence " + std::to_string(next - source.offsets.begin() - 1) + ")";
-  }
-  return text;
-}
-
 std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaCommand& command) {
-  std::vector<std::string> groups;
   Problems problems;
-  for (const std::string& pattern : command.solve.groups) {
-    const bool wild = pattern.find_first_of("*?[") != std::string::npos;
-    bool any = false;
-    for (const std::string& group : file.match_groups(pattern)) {
-      if (wild && !looks_solvable(file, command, group)) continue;
-      any = true;
-      if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
-    }
-    if (any) continue;
-    std::string text = "--group " + pattern + " matches no group with the datasets q, k, v";
-    const std::string near = nearest(pattern, file.groups());
-    if (!near.empty() && near != pattern) text += "; did you mean '" + near + "'?";
-    problems.push_back(text);
-  }
-  if (command.solve.groups.empty()) groups.push_back("/");
-
+  const auto solvable = [&](const std::string& group) {
+    const DatasetFinder find(file, command.names, group, problems);
+    return find.there("q") || find.there("k") || find.there("v");
+  };
+  const auto groups = select_groups(file, command.solve.groups, solvable, "the datasets q, k, v", problems);
   std::vector<DeltaProblem> found;
   std::map<std::string, std::size_t> by_signature;
   for (const std::string& group : groups) {
@@ -346,41 +204,13 @@ std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaComman
     else
       found[it->second].sources.push_back(std::move(problem.sources.front()));
   }
-  if (!problems.empty()) {
-    std::string text = file.path() + ": " + problems.front();
-    for (std::size_t i = 1; i < std::min<std::size_t>(problems.size(), 8); ++i) text += "\n  " + problems[i];
-    if (problems.size() > 8) text += "\n  and " + std::to_string(problems.size() - 8) + " more";
-    throw Error(ExitCode::bad_input, text);
-  }
+  throw_problems(file.path(), problems);
   return found;
 }
 
 // --- the same, as text, for the other ranks
 // ---------------------------------------------------------------------------
 
-static void to_json(nlohmann::json& j, const DatasetInfo& d) {
-  j = {{"path", d.path},
-       {"shape", d.shape},
-       {"storage", static_cast<int>(d.storage)},
-       {"type", static_cast<int>(d.type)},
-       {"foreign", d.foreign_byte_order},
-       {"layout", d.layout},
-       {"filters", d.filters},
-       {"problem", d.problem}};
-}
-static void from_json(const nlohmann::json& j, DatasetInfo& d) {
-  d.path = j.at("path"), d.shape = j.at("shape").get<std::vector<std::int64_t>>();
-  d.storage = static_cast<Storage>(j.at("storage").get<int>()), d.type = static_cast<DType>(j.at("type").get<int>());
-  d.foreign_byte_order = j.at("foreign"), d.layout = j.at("layout");
-  d.filters = j.at("filters").get<std::vector<std::string>>(), d.problem = j.at("problem");
-}
-static void to_json(nlohmann::json& j, const DeltaSource& s) {
-  j = {{"group", s.group}, {"data", s.data}, {"batch", s.batch}, {"tokens", s.tokens}, {"offsets", s.offsets}};
-}
-static void from_json(const nlohmann::json& j, DeltaSource& s) {
-  s.group = j.at("group"), s.data = j.at("data").get<std::map<std::string, DatasetInfo>>();
-  s.batch = j.at("batch"), s.tokens = j.at("tokens"), s.offsets = j.at("offsets").get<std::vector<std::int64_t>>();
-}
 static void to_json(nlohmann::json& j, const DeltaProblem& p) {
   j = {{"layout", static_cast<int>(p.layout)},
        {"packed", p.packed},
@@ -396,7 +226,7 @@ static void from_json(const nlohmann::json& j, DeltaProblem& p) {
   p.shape = {shape[0], shape[1], shape[2], j.at("channel_decay")};
   p.variant = static_cast<Variant>(j.at("variant").get<int>()),
   p.heads = j.at("heads").get<std::map<std::string, int>>();
-  p.sources = j.at("sources").get<std::vector<DeltaSource>>();
+  p.sources = j.at("sources").get<std::vector<Source>>();
 }
 
 std::string to_text(const std::vector<DeltaProblem>& problems) { return nlohmann::json(problems).dump(); }

@@ -2,6 +2,7 @@
 #include "apps/options.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 namespace longscan {
@@ -38,6 +39,15 @@ const Choices<Erase> erases{{{"decayed", Erase::decayed}, {"undecayed", Erase::u
 const Choices<Inverse> inverses{
     {{"forward", Inverse::forward}, {"neumann", Inverse::neumann}, {"richardson", Inverse::richardson}}};
 
+const Choices<NewtonMethod> methods{{{"auto", NewtonMethod::automatic},
+                                     {"shooting", NewtonMethod::shooting},
+                                     {"newton", NewtonMethod::newton},
+                                     {"quasi", NewtonMethod::quasi},
+                                     {"elk", NewtonMethod::elk},
+                                     {"picard", NewtonMethod::picard},
+                                     {"jacobi", NewtonMethod::jacobi},
+                                     {"sequential", NewtonMethod::sequential}}};
+
 template <class E>
 CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const Choices<E>& choices,
                     const std::string& help) {
@@ -59,7 +69,6 @@ void solve_options(CLI::App& app, SolveOptions& o) {
   app.add_option("input", o.input, "input file (HDF5)")->required()->type_name("IN.h5");
   app.add_option("-o,--output", o.output, "output file; appears only when complete")->required()->type_name("OUT.h5");
   app.add_option("--group", o.groups, "groups to solve; shell patterns, natural order (default /)")->type_name("PATH…");
-  choice(app, "--layout", o.layout, layouts, "order of the axes (default THD with three, BTHD with four)");
   choice(app, "--precision", o.precision, precisions,
          "arithmetic; auto follows the widest input: f64, f32, or bf16 products with f32 sums");
   output_type(app, o.output_type);
@@ -73,8 +82,51 @@ void solve_options(CLI::App& app, SolveOptions& o) {
   app.set_config("--config", "", "read options from a file (option = value)");
 }
 
+/// --log-decay NAME (and --log_decay NAME) for each role.
+void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, const std::vector<std::string>& roles) {
+  for (const std::string& role : roles) {
+    std::string option = "--" + role;
+    std::replace(option.begin(), option.end(), '_', '-');
+    if (option != "--" + role) option += ",--" + role;
+    app.add_option_function<std::string>(
+           option, [&names, role](const std::string& name) { names[role] = name; },
+           "name of the dataset that is " + role)
+        ->type_name("NAME")
+        ->group("Dataset names");
+  }
+}
+
+void newton_options(CLI::App& app, NewtonCommand& c) {
+  solve_options(app, c.solve);
+  app.add_option_function<std::string>(
+         "--layout",
+         [&c](const std::string& word) {
+           if (word != "TD" && word != "BTD") throw_unknown("value of --layout", word, {"TD", "BTD"});
+           c.layout = word;
+         },
+         "order of the axes (default TD with two, BTD with three)")
+      ->type_name("TD|BTD");
+  app.add_option("--cell", c.cell, "the cell: a group with a torch state_dict (default: group /cell of IN.h5)")
+      ->type_name("CELL.h5[:/group]");
+  choice(app, "--method", c.method, methods, "how all tokens are solved at once; auto falls back and is never wrong");
+  app.add_option("--tolerance", c.tolerance, "relative to the RMS of h (default 1e-6 in float32, 1e-10 in float64)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("X");
+  app.add_option("--max-iterations", c.max_iterations, "most passes of a named method")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--segment", c.segment, "tokens of a shooting segment (default: chosen)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  dataset_names(app, c.names, {"x", "h0", "c0", "cu_seqlens"});
+  app.footer(
+      "Example:\n  longscan generate newton -o in.h5 --tokens 4096 --cell gru --hidden 32 --input 16\n"
+      "  mpirun -n 2 longscan newton in.h5 -o out.h5");
+}
+
 void delta_options(CLI::App& app, DeltaCommand& c) {
   solve_options(app, c.solve);
+  choice(app, "--layout", c.solve.layout, layouts, "order of the axes (default THD with three, BTHD with four)");
   choice(app, "--variant", c.variant, variants, "delta rule, or free vectors a, b (dplr); auto: by the datasets");
   choice(app, "--erase", c.erase, erases,
          "what the erasing term reads: the decayed state, or the state before the decay");
@@ -97,17 +149,7 @@ void delta_options(CLI::App& app, DeltaCommand& c) {
   app.add_option("--state-every", c.state_every, "also write the state after every N tokens")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
-  for (const char* role : {"q", "k", "v", "beta", "eta", "log_decay", "a", "b", "initial_state", "cu_seqlens"}) {
-    std::string option = std::string("--") + role;
-    for (std::size_t at; (at = option.find('_')) != std::string::npos;) option[at] = '-';
-    std::string names = option;
-    if (option != std::string("--") + role) names += std::string(",--") + role;
-    app.add_option_function<std::string>(
-           names, [&c, role](const std::string& name) { c.names[role] = name; },
-           std::string("name of the dataset that is ") + role)
-        ->type_name("NAME")
-        ->group("Dataset names");
-  }
+  dataset_names(app, c.names, {"q", "k", "v", "beta", "eta", "log_decay", "a", "b", "initial_state", "cu_seqlens"});
   app.footer(
       "Example:\n  longscan generate delta -o in.h5 --tokens 4096 --heads 2 --d-key 32 --d-value 32\n"
       "  mpirun -n 2 longscan delta in.h5 -o out.h5");
@@ -176,6 +218,17 @@ std::string name_of(Layout layout) {
   return "auto";
 }
 
+/// Groups, types, windows and dataset names.
+static void add_common(const SolveOptions& solve, const std::map<std::string, std::string>& names,
+                       std::map<std::string, std::string>& d) {
+  std::string groups;
+  for (const std::string& g : solve.groups) groups += (groups.empty() ? "" : " ") + g;
+  d["group"] = groups.empty() ? "/" : groups;
+  if (solve.output_type) d["output_dtype"] = std::string(name_of(*solve.output_type));
+  if (solve.window > 0) d["window"] = std::to_string(solve.window);
+  for (const auto& [role, name] : names) d["name_" + role] = name;
+}
+
 std::map<std::string, std::string> describe(const DeltaCommand& c) {
   const auto yes = [](bool b) { return std::string(b ? "yes" : "no"); };
   std::map<std::string, std::string> d = {{"layout", name_of(c.solve.layout)},
@@ -189,12 +242,22 @@ std::map<std::string, std::string> describe(const DeltaCommand& c) {
                                           {"reproducible", yes(c.solve.reproducible)},
                                           {"state_only", yes(c.state_only)},
                                           {"state_every", std::to_string(c.state_every)}};
-  std::string groups;
-  for (const std::string& g : c.solve.groups) groups += (groups.empty() ? "" : " ") + g;
-  d["group"] = groups.empty() ? "/" : groups;
-  if (c.solve.output_type) d["output_dtype"] = std::string(name_of(*c.solve.output_type));
-  if (c.solve.window > 0) d["window"] = std::to_string(c.solve.window);
-  for (const auto& [role, name] : c.names) d["name_" + role] = name;
+  add_common(c.solve, c.names, d);
+  return d;
+}
+
+std::map<std::string, std::string> describe(const NewtonCommand& c) {
+  std::map<std::string, std::string> d = {{"layout", c.layout},
+                                          {"precision", std::string(name_of(c.solve.precision))},
+                                          {"cell", c.cell},
+                                          {"method", std::string(name_of(c.method))},
+                                          {"max_iterations", std::to_string(c.max_iterations)},
+                                          {"reproducible", c.solve.reproducible ? "yes" : "no"}};
+  char tolerance[32];
+  std::snprintf(tolerance, sizeof tolerance, "%g", c.tolerance);
+  d["tolerance"] = c.tolerance > 0 ? tolerance : "default";
+  add_common(c.solve, c.names, d);
+  if (c.segment > 0) d["segment"] = std::to_string(c.segment);
   return d;
 }
 
@@ -212,6 +275,10 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   DeltaCommand delta;
   CLI::App* delta_app = app.add_subcommand("delta", "solve the (gated, generalized) delta rule");
   delta_options(*delta_app, delta);
+
+  NewtonCommand newton;
+  CLI::App* newton_app = app.add_subcommand("newton", "evaluate a nonlinear recurrent network");
+  newton_options(*newton_app, newton);
 
   CLI::App* generate_app = app.add_subcommand("generate", "write synthetic data of any length");
   generate_app->require_subcommand(1);
@@ -267,6 +334,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
     throw_usage(app, e);
   }
   if (delta_app->parsed()) run_delta(ranks, delta);
+  if (newton_app->parsed()) run_newton(ranks, newton);
   if (generate_delta_app->parsed()) run_generate_delta(ranks, generate);
   if (verify_app->parsed()) run_verify(ranks, verify);
   if (bench_delta_app->parsed()) run_bench_delta(ranks, bench);

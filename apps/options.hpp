@@ -9,6 +9,7 @@
 
 #include "longscan/delta_rule.hpp"
 #include "longscan/error.hpp"
+#include "longscan/newton.hpp"
 #include "longscan/transport.hpp"
 
 namespace longscan {
@@ -44,6 +45,16 @@ struct DeltaCommand {
   std::map<std::string, std::string> names;  ///< role -> dataset, where the user said so
 };
 
+struct NewtonCommand {
+  SolveOptions solve;
+  std::string layout = "auto";  ///< TD or BTD
+  std::string cell;             ///< FILE[:/group]; empty: /cell of the input
+  NewtonMethod method = NewtonMethod::automatic;
+  double tolerance = 0;
+  std::int64_t max_iterations = 100, segment = 0;
+  std::map<std::string, std::string> names;
+};
+
 struct GenerateDelta {
   std::string output;
   std::int64_t tokens = 65536;
@@ -71,6 +82,7 @@ struct BenchDelta {
 
 /// Each runs on every rank; throws Error.
 void run_delta(Transport& ranks, const DeltaCommand& command);
+void run_newton(Transport& ranks, const NewtonCommand& command);
 void run_generate_delta(Transport& ranks, const GenerateDelta& command);
 void run_verify(Transport& ranks, const VerifyCommand& command);
 void run_bench_delta(Transport& ranks, const BenchDelta& command);
@@ -83,6 +95,7 @@ void run_command_line(Transport& ranks, int argc, char** argv);
 
 /// The options of a solve as they were meant, for reports and output attributes: name -> value.
 std::map<std::string, std::string> describe(const DeltaCommand& command);
+std::map<std::string, std::string> describe(const NewtonCommand& command);
 
 /// `text` as one of `names`, else an Error(usage) that names the nearest.
 [[noreturn]] void throw_unknown(const std::string& what, const std::string& text, const std::vector<std::string>& names,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <functional>
+
 #include "apps/options.hpp"
 
 namespace longscan {
@@ -10,6 +12,7 @@ void verify_delta(Transport& ranks, const VerifyCommand& command);
 /// Differences of one dataset, gathered over places and ranks.
 struct Difference {
   double squares = 0;  ///< of the expected values
+  double errors = 0;   ///< squares of the differences
   std::int64_t values = 0;
   double worst = 0;   ///< largest |got - expected|
   std::string where;  ///< of the worst
@@ -17,8 +20,14 @@ struct Difference {
   void add(double got, double expected, const std::function<std::string()>& place);
   /// Collective: totals, and the worst one's place.
   void reduce(Transport& ranks);
-  /// The worst difference over the root mean square of the expected values.
+  /// The worst difference, and the root mean square of all, over the root mean square of the expected values.
   double ratio() const;
+  double rms_ratio() const;
+  /// One line of result on stdout, rank 0's business.
+  void print(const char* what, double limit, bool sample) const;
 };
+
+/// What may differ, in units of the RMS: set by the coarser of the arithmetic and the type stored.
+double allowed_difference(DType stored, Precision arithmetic);
 
 }  // namespace longscan

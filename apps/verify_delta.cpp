@@ -13,29 +13,6 @@
 
 namespace longscan {
 
-void Difference::add(double got, double expected, const std::function<std::string()>& place) {
-  squares += expected * expected, ++values;
-  const double d = std::isfinite(got) ? std::abs(got - expected) : std::numeric_limits<double>::infinity();
-  if (d > worst || (where.empty() && values == 1)) worst = d, where = place();
-}
-
-void Difference::reduce(Transport& ranks) {
-  double sums[] = {squares, static_cast<double>(values)};
-  ranks.all_reduce(sums, 2, Transport::Reduction::sum);
-  double largest = worst;
-  ranks.all_reduce(&largest, 1, Transport::Reduction::max);
-  std::int64_t holder = values > 0 && worst == largest ? ranks.rank() : ranks.size();
-  ranks.all_reduce(&holder, 1, Transport::Reduction::min);
-  if (holder < ranks.size()) where = broadcast(ranks, where, static_cast<int>(holder));
-  squares = sums[0], values = static_cast<std::int64_t>(sums[1]), worst = largest;
-}
-
-double Difference::ratio() const {
-  if (values == 0) return 0;
-  const double rms = std::sqrt(squares / static_cast<double>(values));
-  return worst == 0 ? 0 : worst / std::max(rms, 1e-300);
-}
-
 namespace {
 
 /// The options that an output was made with, from its attributes.
@@ -85,7 +62,7 @@ class DeltaVerifier {
     std::vector<Place> places;
     for (std::size_t p = 0; p < problems_.size(); ++p)
       for (std::size_t s = 0; s < problems_[p].sources.size(); ++s) {
-        const DeltaSource& source = problems_[p].sources[s];
+        const Source& source = problems_[p].sources[s];
         const std::int64_t every = problems_[p].packed || command_.state_only ? 0 : command_.state_every;
         for (std::int64_t i = 0; i < source.sequences(); ++i)
           for (int h = 0; h < problems_[p].shape.heads; ++h) {
@@ -110,7 +87,7 @@ class DeltaVerifier {
 
   void verify(const Place& place) {
     const DeltaProblem& problem = problems_[place.problem];
-    const DeltaSource& source = problem.sources[place.source];
+    const Source& source = problem.sources[place.source];
     const int rows = place.row_end - place.row_begin, K = problem.shape.d_key;
     std::vector<double> state(static_cast<std::size_t>(rows) * K, 0.0);
     if (place.state_before >= 0)
@@ -148,7 +125,7 @@ class DeltaVerifier {
   Difference o, states;
 
  private:
-  static std::string name(const DeltaSource& source, const std::string& dataset) {
+  static std::string name(const Source& source, const std::string& dataset) {
     return source.group == "/" ? "/" + dataset : source.group + "/" + dataset;
   }
 
@@ -199,7 +176,7 @@ class DeltaVerifier {
     return to_doubles(raw, info->type, elements);
   }
 
-  void compare_outputs(const Place& place, const DeltaProblem& problem, const DeltaSource& source, std::int64_t t,
+  void compare_outputs(const Place& place, const DeltaProblem& problem, const Source& source, std::int64_t t,
                        std::int64_t n, const std::vector<double>& expected) {
     const int rows = place.row_end - place.row_begin, V = problem.shape.d_value;
     const std::vector<double> got = read_tokens(output_, find(name(source, "o")), problem, t, n, place.head);
@@ -213,7 +190,7 @@ class DeltaVerifier {
         });
   }
 
-  void compare_state(const Place& place, const DeltaProblem& problem, const DeltaSource& source,
+  void compare_state(const Place& place, const DeltaProblem& problem, const Source& source,
                      const std::vector<double>& expected) {
     const auto compare = [&](const std::string& dataset, std::int64_t entry) {
       const auto got = read_state(output_, name(source, dataset), place, entry);
@@ -234,13 +211,6 @@ class DeltaVerifier {
   const std::vector<DeltaProblem>& problems_;
 };
 
-/// What may differ, in units of the RMS: set by the coarser of the arithmetic and the type stored.
-double allowed(DType stored, Precision arithmetic) {
-  if (size_of(stored) == 2 || arithmetic == Precision::bf16) return 3.2e-2;
-  if (stored == DType::f32 || arithmetic == Precision::f32) return 2e-5;
-  return 1e-9;
-}
-
 }  // namespace
 
 void verify_delta(Transport& ranks, const VerifyCommand& verify) {
@@ -252,12 +222,10 @@ void verify_delta(Transport& ranks, const VerifyCommand& verify) {
     output.emplace(verify.output);
     command = command_of(*output, verify);
     problems = find_problems(*input, command);
-    std::vector<DatasetInfo> datasets;
+    std::vector<const Source*> sources;
     for (const DeltaProblem& p : problems)
-      for (const DeltaSource& s : p.sources)
-        for (const auto& [role, info] : s.data) datasets.push_back(info);
-    char mine[17];
-    std::snprintf(mine, sizeof mine, "%016llx", static_cast<unsigned long long>(input->fingerprint(datasets)));
+      for (const Source& s : p.sources) sources.push_back(&s);
+    const std::string mine = fingerprint_text(*input, sources);
     const auto theirs = output->text_attribute("/", "input_fingerprint").value_or("");
     if (theirs != mine)
       throw Error(ExitCode::bad_input, verify.output + " was made from another input than " + verify.input +
@@ -293,14 +261,12 @@ void verify_delta(Transport& ranks, const VerifyCommand& verify) {
     const auto info = output->find(p.sources.front().group == "/" ? "/o" : p.sources.front().group + "/o");
     if (info && significand_bits(info->type) < significand_bits(stored)) stored = info->type;
   }
-  const double limit_o = verify.tolerance > 0 ? verify.tolerance : allowed(stored, coarsest);
-  const double limit_s = verify.tolerance > 0 ? verify.tolerance : allowed(DType::f64, coarsest);
+  const double limit_o = verify.tolerance > 0 ? verify.tolerance : allowed_difference(stored, coarsest);
+  const double limit_s = verify.tolerance > 0 ? verify.tolerance : allowed_difference(DType::f64, coarsest);
   std::string bad;
   const auto judge = [&](const Difference& d, const char* what, double limit) {
     if (d.values == 0) return;
-    if (ranks.rank() == 0 && !verify.quiet)
-      std::printf("%s: %lld values%s, largest difference %.2e of the RMS (allowed %.0e), %s\n", what,
-                  static_cast<long long>(d.values), all ? "" : " (a sample)", d.ratio(), limit, d.where.c_str());
+    if (ranks.rank() == 0 && !verify.quiet) d.print(what, limit, !all);
     if (!(d.ratio() <= limit))
       bad += (bad.empty() ? "" : "; ") + d.where + " differs by " + std::to_string(d.ratio()) + " of the RMS";
   };

@@ -32,8 +32,9 @@ KOKKOS_INLINE_FUNCTION constexpr int padded(int n) {
 struct DeltaRules {
   int chunk = 64, d_key = 1, d_value = 1;
   bool dplr = false, undecayed = false, channel_decay = false, normalize_keys = false, round_to_bf16 = false;
-  bool outputs = true;  ///< compute o
-  bool map = false;     ///< carry P^T in the columns before those of S
+  bool outputs = true;          ///< compute o
+  bool map = false;             ///< carry P^T in the columns before those of S
+  bool count_breaches = false;  ///< of the stability bound; once for each token
   Inverse inverse = Inverse::forward;
   double scale = 1;
   /// Columns of the state: V, or K + V with a map.
@@ -108,7 +109,7 @@ struct DeltaChunk {
   KOKKOS_FUNCTION void step(std::int64_t t0, int n, T* St, const MutableTokenArray& out, DeltaCounts& counts) {
     const int rows = (n + delta_block - 1) / delta_block * delta_block, K = r.d_key, N = w.cn;
     read(t0, n, rows);
-    if (r.outputs) count_breaches(n, counts);
+    if (r.count_breaches) count_breaches(n, counts);
     write_right_side(t0, n, rows);
     if (!in.log_decay)
       prepare(rows);

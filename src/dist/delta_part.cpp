@@ -24,6 +24,14 @@ void reserve(A& array, const char* label, std::int64_t size) {
   array = A(std::string(label), size);
 }
 
+template <class A>
+bool finite(const A& array) {
+  const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), array);
+  for (std::size_t i = 0; i < host.extent(0); ++i)
+    if (is_non_finite(host(i))) return false;
+  return true;
+}
+
 /// |P| below this is below the rounding of L, with room for states 64 times L.
 template <class T>
 constexpr double vanishing = (sizeof(T) == 8 ? 1.1e-16 : 6e-8) / 16;
@@ -339,7 +347,9 @@ void DeltaPart<T>::map_segments() {
   reserve(segment_states_, "longscan::delta::segment_states", borders * H * state_size_);
   const auto tasks = segment_tasks(false);
   for (const Task& task : tasks) mapped_tokens_ += task.end - task.begin;
-  pass(tasks, rules(false, true));
+  DeltaRules r = rules(false, true);
+  r.count_breaches = !out_.o && !out_.states;  // else `outputs` counts
+  segment_breaches_ = pass(tasks, r).breaches;
   scan_runs(first_continues() ? 1 : 0, static_cast<std::int64_t>(runs_.size()), 0, H);
 }
 
@@ -421,11 +431,17 @@ PassSummary DeltaPart<T>::outputs(const std::vector<char>& heads) {
       }
     }
   }
-  PassSummary summary = computes || !options_.reproducible ? pass(tasks, rules(computes, false)) : PassSummary{};
-  if (!copies.empty()) {
-    const BadToken bad = pass(copies, rules(false, false)).bad;
-    if (summary.bad.token < 0) summary.bad = bad;
+  DeltaRules r = rules(computes, false);
+  r.count_breaches = true;
+  PassSummary summary;
+  if (computes || !options_.reproducible) {
+    summary = pass(tasks, r);
+  } else {
+    // the states at the borders are all there is: only a bad one needs a pass, to name the token
+    summary.bad = finite(segment_states_) ? BadToken{} : pass(tasks, r).bad;
+    summary.breaches = segment_breaches_;
   }
+  if (!copies.empty()) pass(copies, rules(false, false));
   return summary;
 }
 

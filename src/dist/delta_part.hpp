@@ -105,7 +105,7 @@ class DeltaPart {
   std::vector<Run> runs_;
   std::vector<std::int64_t> start_index_, end_index_;  // per run
   std::vector<StatesPlace> places_;
-  std::int64_t mapped_tokens_ = 0;
+  std::int64_t mapped_tokens_ = 0, segment_breaches_ = 0;
   std::vector<std::int64_t> covered_;  // tokens that maps_[head] covers
   std::vector<double> map_norms_;      // |P|, |L| a head
   Array<T> in_states_, out_states_, end_states_, probes_;

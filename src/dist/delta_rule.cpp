@@ -8,6 +8,7 @@
 
 #include "dist/delta_part.hpp"
 #include "dist/exclusive_scan.hpp"
+#include "dist/token_cuts.hpp"
 #include "longscan/error.hpp"
 
 namespace longscan {
@@ -30,7 +31,12 @@ struct Links {
 /// What does not depend on the type of the arithmetic.
 struct DeltaRule::Impl {
   Impl(Transport& ranks, const DeltaShape& shape, const DeltaOptions& options, Sequences sequences, Sequences counting)
-      : ranks(ranks), shape(shape), options(options), sequences(std::move(sequences)), counting(std::move(counting)) {
+      : ranks(ranks),
+        shape(shape),
+        options(options),
+        sequences(std::move(sequences)),
+        counting(std::move(counting)),
+        cuts(this->sequences, ranks.size(), ranks.rank(), [this](std::int64_t token) { return cut_before(token); }) {
     count_states();
   }
   virtual ~Impl() = default;
@@ -46,32 +52,6 @@ struct DeltaRule::Impl {
     const std::int64_t begin = *(next - 1), segment = segment_tokens(*next - begin);
     return begin + (token - begin) / segment * segment;
   }
-  /// The parts of a window that are not empty, for ranks 0, 1, … in turn: as even as the cuts allow.
-  std::vector<TokenRange> parts(TokenRange window) const {
-    std::vector<TokenRange> parts;
-    std::int64_t begin = window.begin;
-    for (int rank = 0; rank < ranks.size(); ++rank) {
-      const std::int64_t even = window.begin + part_of(window.size(), ranks.size(), rank).end;
-      const std::int64_t end = even == window.end ? even : cut_before(even);
-      if (end <= begin) continue;
-      parts.push_back({begin, end});
-      begin = end;
-    }
-    if (parts.empty()) parts.push_back(window);  // no tokens: rank 0 holds what sequences there are
-    return parts;
-  }
-  TokenRange part(TokenRange window) const {
-    const auto all = parts(window);
-    return ranks.rank() < static_cast<int>(all.size()) ? all[ranks.rank()] : TokenRange{window.end, window.end};
-  }
-  int last_holder(TokenRange window) const { return static_cast<int>(parts(window).size()) - 1; }
-  std::vector<Run> runs(TokenRange window) const {
-    const TokenRange here = part(window);
-    const int last = last_holder(window);
-    if (ranks.rank() > last) return {};
-    return runs_of(sequences, here, ranks.rank() == last && window.end == sequences.tokens());
-  }
-
   /// States that `state_every` asks for before a token.
   std::int64_t states_before(std::int64_t token) const {
     if (options.state_every == 0) return 0;
@@ -96,6 +76,7 @@ struct DeltaRule::Impl {
   DeltaShape shape;
   DeltaOptions options;
   Sequences sequences, counting;
+  TokenCuts cuts;
   std::vector<std::int64_t> states_at_;  // before each counting sequence
 };
 
@@ -134,8 +115,8 @@ class Solver final : public DeltaRule::Impl {
 
  private:
   Links begin(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out) {
-    here_ = part(window);
-    auto runs = this->runs(window);
+    here_ = cuts.part(window);
+    auto runs = cuts.runs(window);
     std::vector<StatesPlace> places;
     for (const Run& run : runs) {
       const std::int64_t token = here_.begin + run.begin, start = counting.offsets[counted_in(token)];
@@ -145,7 +126,7 @@ class Solver final : public DeltaRule::Impl {
     const bool first = here_.begin == window.begin, last = here_.end == window.end;
     part_.begin(in, out, std::move(runs), std::move(places));
     if (continues && first) std::copy(carry_.begin(), carry_.end(), part_.incoming.data());
-    return {{continues && !first, goes_on && !last}, goes_on && last};
+    return {{continues && !first ? ranks.rank() - 1 : -1, goes_on && !last ? ranks.rank() + 1 : -1}, goes_on && last};
   }
 
   /// Boundary states: from the horizon where a head forgets; else run on from a known state, or from the map of the
@@ -154,9 +135,9 @@ class Solver final : public DeltaRule::Impl {
     const int H = shape.heads;
     forgets_.assign(H, 0);
     std::vector<char> known(H, 1);
-    if (links.chain.sends) {
+    if (links.chain.sends()) {
       const Run& last = part_.runs().back();
-      const bool state_known = !links.chain.receives || part_.runs().size() > 1;
+      const bool state_known = !links.chain.receives() || part_.runs().size() > 1;
       const std::int64_t tokens = last.size();
       // From a known state a pass over all tokens costs about half as much as their map; a quarter of them is tried.
       const std::int64_t limit = state_known ? tokens / 4 : tokens;
@@ -178,15 +159,15 @@ class Solver final : public DeltaRule::Impl {
   void pass_states_by_segments(const Links& links) {
     const std::int64_t H = shape.heads;
     part_.map_segments();
-    if (part_.first_continues() && !links.chain.receives) part_.scan_first_run(0, H);
-    const bool through = links.chain.receives && part_.runs().size() == 1;  // what comes in decides what goes out
+    if (part_.first_continues() && !links.chain.receives()) part_.scan_first_run(0, H);
+    const bool through = links.chain.receives() && part_.runs().size() == 1;  // what comes in decides what goes out
     if (!part_.runs().empty() && !through) part_.take_segment_end(0, H);
-    if (links.chain.sends) report_.boundaries += H;
+    if (links.chain.sends()) report_.boundaries += H;
     scan(links.chain, std::vector<char>(H, !through), [&](std::int64_t b, std::int64_t e) {
       part_.scan_first_run(b, e);
       part_.take_segment_end(b, e);
     });
-    if (links.chain.receives && !(through && links.chain.sends)) {
+    if (links.chain.receives() && !(through && links.chain.sends())) {
       part_.scan_first_run(0, H);
       if (through) part_.take_segment_end(0, H);
     }
@@ -204,7 +185,7 @@ class Solver final : public DeltaRule::Impl {
     const int H = shape.heads;
     const std::int64_t bytes = part_.state_bytes();
     std::vector<char> changed(H, 0);
-    if (links.chain.receives) {
+    if (links.chain.receives()) {
       changed = receive_chosen(ranks, ranks.rank() - 1, tag_correction, H, bytes,
                                reinterpret_cast<char*>(part_.incoming.data()));
       if (std::count(changed.begin(), changed.end(), 1) > 0) {
@@ -214,9 +195,9 @@ class Solver final : public DeltaRule::Impl {
           found.bad = again.bad;
       }
     }
-    if (!links.chain.sends) return;
+    if (!links.chain.sends()) return;
     std::vector<char> wrong = part_.not_forgotten(forgets_);
-    if (links.chain.receives && part_.runs().size() == 1)
+    if (links.chain.receives() && part_.runs().size() == 1)
       for (int h = 0; h < H; ++h)
         if (changed[h] && !known_[h]) wrong[h] = 1;
     part_.take_true_end(wrong);
@@ -230,7 +211,7 @@ class Solver final : public DeltaRule::Impl {
   /// The state at the end of the window goes to rank 0, which starts the next one.
   void carry(TokenRange window, const Links& links) {
     if (window.end == sequences.tokens()) return;
-    const int last = last_holder(window);
+    const int last = cuts.last_holder(window);
     if (links.carries) {
       if (!options.reproducible) part_.take_true_end(std::vector<char>(shape.heads, 1));
       carry_.assign(part_.outgoing.data(), part_.outgoing.data() + part_.outgoing.size());
@@ -298,21 +279,10 @@ DeltaRule::DeltaRule(Transport& ranks, const DeltaShape& shape, const DeltaOptio
 DeltaRule::~DeltaRule() = default;
 
 std::vector<TokenRange> DeltaRule::windows(std::int64_t tokens) const {
-  const std::int64_t total = impl_->sequences.tokens(), each = std::max<std::int64_t>(1, tokens) * impl_->ranks.size();
-  std::vector<TokenRange> windows;
-  std::int64_t begin = 0;
-  do {
-    std::int64_t end = begin + each >= total ? total : impl_->cut_before(begin + each);
-    for (std::int64_t more = each; end <= begin && end < total; more *= 2)  // at least one segment
-      end = begin + more >= total ? total : impl_->cut_before(begin + more);
-    windows.push_back({begin, end});
-    begin = end;
-  } while (begin < total);
-  return windows;
+  return impl_->cuts.windows(std::max<std::int64_t>(1, tokens) * impl_->ranks.size());
 }
-
-TokenRange DeltaRule::part(TokenRange window) const { return impl_->part(window); }
-std::vector<Run> DeltaRule::runs(TokenRange window) const { return impl_->runs(window); }
+TokenRange DeltaRule::part(TokenRange window) const { return impl_->cuts.part(window); }
+std::vector<Run> DeltaRule::runs(TokenRange window) const { return impl_->cuts.runs(window); }
 std::int64_t DeltaRule::workspace_bytes(std::int64_t tokens) const { return impl_->workspace_bytes(tokens); }
 std::int64_t DeltaRule::states_before(std::int64_t token) const { return impl_->states_before(token); }
 

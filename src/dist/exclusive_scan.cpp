@@ -65,20 +65,20 @@ std::vector<char> receive_chosen(Transport& ranks, int from, int tag, std::int64
 
 void exclusive_scan_chain(Transport& ranks, ScanLinks links, ScanBuffers& buffers,
                           const std::function<void(std::int64_t, std::int64_t)>& advance) {
-  const int before = ranks.rank() - 1, after = ranks.rank() + 1;
+  const int before = links.before, after = links.after;
   const std::int64_t bytes = buffers.element_bytes;
   std::vector<std::unique_ptr<Transport::Request>> requests;
   std::vector<char> staging;
-  if (links.sends) requests = send_chosen(ranks, after, tag_known, buffers.out_known, bytes, buffers.out, staging);
+  if (links.sends()) requests = send_chosen(ranks, after, tag_known, buffers.out_known, bytes, buffers.out, staging);
   std::vector<char> here(buffers.count, 1);  // in[i] has arrived
-  if (links.receives) here = receive_chosen(ranks, before, tag_known, buffers.count, bytes, buffers.in);
+  if (links.receives()) here = receive_chosen(ranks, before, tag_known, buffers.count, bytes, buffers.in);
 
   std::vector<std::vector<char>> sent;
   const auto pieces = scan_pieces(buffers.count, bytes);
   sent.reserve(pieces.size());
   for (const auto& [begin, end] : pieces) {
     const auto missing = std::count(here.begin() + begin, here.begin() + end, char{0});
-    if (links.receives && missing > 0) {
+    if (links.receives() && missing > 0) {
       std::vector<char> packed(missing * bytes);
       ranks.receive(packed.data(), static_cast<std::int64_t>(packed.size()), before, tag_piece);
       const char* next = packed.data();
@@ -88,7 +88,7 @@ void exclusive_scan_chain(Transport& ranks, ScanLinks links, ScanBuffers& buffer
         next += bytes;
       }
     }
-    if (!links.sends) continue;
+    if (!links.sends()) continue;
     if (std::count(buffers.out_known.begin() + begin, buffers.out_known.begin() + end, char{0}) == 0) continue;
     advance(begin, end);
     sent.push_back(pack_unmarked(buffers.out_known, begin, end, bytes, buffers.out));

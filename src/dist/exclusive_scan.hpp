@@ -9,10 +9,12 @@
 
 namespace longscan {
 
-/// Whether a state comes from the rank before, and goes to the rank after. Neighbours agree on it.
+/// The ranks that a state comes from and goes to; -1: none. Neighbours agree on it.
 struct ScanLinks {
-  bool receives = false;
-  bool sends = false;
+  int before = -1;
+  int after = -1;
+  bool receives() const { return before >= 0; }
+  bool sends() const { return after >= 0; }
 };
 
 /// One rank's share of a scan over `count` independent elements (heads) of `element_bytes` bytes, in host memory.

@@ -42,7 +42,7 @@ std::int64_t first_outside(const TokenArray& x, std::int64_t tokens, int heads, 
       "longscan::check::domain", Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(0, rows),
       KOKKOS_LAMBDA(const std::int64_t i, std::int64_t& least) {
         const std::int64_t at = i / heads * a.token_stride + i % heads * a.head_stride;
-        if (i >= least || !row_outside(a.data, a.type, at, width, domain)) return;
+        if (i * width >= least || !row_outside(a.data, a.type, at, width, domain)) return;
         for (int j = 0; j < width; ++j)
           if (outside(load<double>(a.data, a.type, at + j), domain)) {
             least = i * width + j;

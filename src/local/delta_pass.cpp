@@ -44,6 +44,7 @@ struct Functor {
     for (std::int64_t t = task.begin; t < task.end;) {
       if (t == task.probe_at) copy_out(lanes, St + first, N, K, V, task.probe);
       std::int64_t next = t + r.chunk < task.end ? t + r.chunk : task.end;
+      if (t < task.probe_at && task.probe_at < next) next = task.probe_at;
       std::int64_t counted = 0;  // how many states were due after token `next`
       if (pass.state_every > 0) {
         const std::int64_t position = task.position + t - task.begin;
@@ -53,6 +54,7 @@ struct Functor {
         if (t + due != next) counted = 0;
       }
       chunk.step(t, static_cast<int>(next - t), St, pass.out, counts);
+      if (!r.map && counts.first_bad < 0 && lanes.any_non_finite(K, V, St, N)) counts.first_bad = t;
       if (counted > 0 && pass.states) {
         T* to = pass.states + ((counted + task.states_offset) * pass.heads + task.head) * V * K;
         lanes.each2(V, K, [&](int v, int k) { to[static_cast<std::int64_t>(v) * K + k] = St[k * N + first + v]; });
@@ -60,8 +62,6 @@ struct Functor {
       }
       t = next;
     }
-    if (counts.first_bad < 0 && task.end > task.begin && lanes.any_non_finite(K, r.columns(), St, N))
-      counts.first_bad = task.begin;
     if (task.to.data) copy_out(lanes, St, N, K, r.columns(), task.to);
     lanes.once([&] { pass.counts[index] = counts; });
   }

@@ -22,7 +22,7 @@ struct DeltaTask {
   std::int32_t head = 0;
   StateRef<const T> from;      ///< the state before; nullptr is zero
   StateRef<T> to;              ///< the state (and map) after
-  std::int64_t probe_at = -1;  ///< token before which the state is copied to `probe`; the start of a chunk
+  std::int64_t probe_at = -1;  ///< token before which the state is copied to `probe`; a chunk ends there
   StateRef<T> probe;
   std::int64_t position = 0;       ///< of `begin`, in the counting of `state_every`
   std::int64_t states_offset = 0;  ///< entry of `states` for the state after token 0 * state_every, minus one

@@ -58,6 +58,8 @@ template <class T>
 void gemm(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, int ldc, bool accumulate) {
   constexpr int W = Vector<T>::size;
   int j = 0;
+  if (m < 4)  // few rows: more columns at once, so that there are sums enough to hide the latency of one
+    for (; j + 8 * W <= n; j += 8 * W) strip<T, 8, 1>(m, k, a, lda, b + j, ldb, c + j, ldc, accumulate);
   for (; j + 2 * W <= n; j += 2 * W) strip<T, 2>(m, k, a, lda, b + j, ldb, c + j, ldc, accumulate);
   for (; j < n; j += W) strip<T, 1>(m, k, a, lda, b + j, ldb, c + j, ldc, accumulate);
 }

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "longscan/newton.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "core/cells.hpp"
+#include "core/dtype.hpp"
+#include "dist/newton_layer.hpp"
+#include "dist/token_cuts.hpp"
+#include "local/block_cell_kernel.hpp"
+#include "local/dense_cell_kernel.hpp"
+#include "local/projection.hpp"
+#include "longscan/error.hpp"
+
+namespace longscan {
+
+struct Newton::Impl {
+  Impl(Transport& ranks, NetworkShape shape, const NewtonOptions& options, Sequences sequences)
+      : ranks(ranks),
+        shape(std::move(shape)),
+        options(options),
+        cuts(std::move(sequences), ranks.size(), ranks.rank(), [](std::int64_t token) { return token; }) {}
+  virtual ~Impl() = default;
+  virtual NewtonReport solve(TokenRange window, const NewtonData& data) = 0;
+  virtual std::int64_t bytes_per_token() const = 0;
+
+  Transport& ranks;
+  NetworkShape shape;
+  NewtonOptions options;
+  TokenCuts cuts;
+};
+
+namespace {
+
+constexpr int tag_carry = 350;
+
+/// Tolerance below which the jumps of cells whose channels mix do not fall.
+double shooting_floor(bool doubles) { return doubles ? 1e-12 : 2e-6; }
+
+/// Status values in the order of how bad they are.
+int badness(NewtonStatus status) { return static_cast<int>(status); }
+
+bool is_full(NewtonMethod m) {
+  return m == NewtonMethod::newton || m == NewtonMethod::quasi || m == NewtonMethod::elk || m == NewtonMethod::picard ||
+         m == NewtonMethod::jacobi;
+}
+
+/// Adds what one layer and direction found.
+void merge(NewtonReport& total, const NewtonReport& one, bool first) {
+  if (first) {
+    total = one;
+    return;
+  }
+  if (badness(one.status) > badness(total.status)) total.status = one.status, total.method_used = one.method_used;
+  total.iterations += one.iterations;
+  total.residual_history.insert(total.residual_history.end(), one.residual_history.begin(), one.residual_history.end());
+  total.converged_prefix = std::min(total.converged_prefix, one.converged_prefix);
+  total.error_bound =
+      std::min(total.error_bound, one.error_bound) < 0 ? -1 : std::max(total.error_bound, one.error_bound);
+  total.bits_of_token_loop = total.bits_of_token_loop && one.bits_of_token_loop;
+  total.sampled = total.sampled || one.sampled;
+  total.lyapunov = std::max(total.lyapunov, one.lyapunov);
+  total.log_amplification = std::max(total.log_amplification, one.log_amplification);
+  if (one.first_bad_token >= 0 && (total.first_bad_token < 0 || one.first_bad_token < total.first_bad_token))
+    total.first_bad_token = one.first_bad_token;
+  total.tolerance_floor = std::max(total.tolerance_floor, one.tolerance_floor);
+}
+
+/// One layer in one direction: its projection and its kernel.
+template <class T>
+struct Direction {
+  std::unique_ptr<Projection<T>> projection;
+  std::vector<T> recurrent;  ///< weights of cells whose channels do not mix; the kernel points at them
+  std::unique_ptr<CellKernel<T>> kernel;
+};
+
+template <class T>
+std::vector<T> tensor(const CellWeights& weights, const std::string& name, std::size_t size) {
+  const auto it = weights.tensors.find(name);
+  if (it == weights.tensors.end()) return std::vector<T>(size, T(0));  // a missing bias
+  return {it->second.values.begin(), it->second.values.end()};
+}
+
+template <class T>
+Direction<T> make_direction(const CellWeights& weights, const NetworkShape& shape, int layer, int direction) {
+  Direction<T> d;
+  const int D = shape.channels;
+  if (shape.type == "paragru" || shape.type == "paralstm") {
+    d.projection = std::make_unique<Projection<T>>(3 * D, shape.inputs, tensor<T>(weights, "weight_ih", 0),
+                                                   tensor<T>(weights, "bias", 3 * D));
+    d.recurrent = tensor<T>(weights, "recurrent", 3 * D);
+    if (shape.type == "paragru") {
+      d.kernel = std::make_unique<BlockCellKernel<ParaGru, T>>(D, d.recurrent.data());
+    } else {
+      const auto peephole = tensor<T>(weights, "peephole", 2 * D);
+      d.recurrent.insert(d.recurrent.end(), peephole.begin(), peephole.end());
+      d.kernel = std::make_unique<BlockCellKernel<ParaLstm, T>>(D, d.recurrent.data());
+    }
+    return d;
+  }
+  const std::string suffix = "_l" + std::to_string(layer) + (direction == 1 ? "_reverse" : "");
+  const DenseCell cell = shape.type == "gru"        ? DenseCell::gru
+                         : shape.type == "lstm"     ? DenseCell::lstm
+                         : shape.type == "rnn_relu" ? DenseCell::rnn_relu
+                                                    : DenseCell::rnn_tanh;
+  const int gates = shape.type == "gru" ? 3 : shape.type == "lstm" ? 4 : 1;
+  const int inputs = layer == 0 ? shape.inputs : shape.directions * D;
+  d.projection = std::make_unique<Projection<T>>(gates * D, inputs, tensor<T>(weights, "weight_ih" + suffix, 0),
+                                                 tensor<T>(weights, "bias_ih" + suffix, gates * D));
+  d.kernel = make_dense_cell_kernel<T>(cell, D, tensor<T>(weights, "weight_hh" + suffix, 0),
+                                       tensor<T>(weights, "bias_hh" + suffix, gates * D));
+  return d;
+}
+
+template <class T>
+class Solver final : public Newton::Impl {
+ public:
+  Solver(Transport& ranks, const CellWeights& weights, NetworkShape network, const NewtonOptions& options,
+         Sequences sequences)
+      : Impl(ranks, std::move(network), options, std::move(sequences)) {
+    for (int layer = 0; layer < shape.layers; ++layer)
+      for (int direction = 0; direction < shape.directions; ++direction)
+        directions_.push_back(make_direction<T>(weights, shape, layer, direction));
+    carry_.assign(directions_.size(), {});
+  }
+
+  std::int64_t bytes_per_token() const override {
+    const std::int64_t D = shape.channels, dirs = shape.directions;
+    const std::int64_t inputs = directions_.front().kernel->inputs();
+    return static_cast<std::int64_t>(sizeof(T)) * (shape.inputs + dirs * D * (shape.layers > 1 ? 2 : 1) + inputs * D +
+                                                   shape.state * D + (shape.state > 1 ? dirs * D : 0));
+  }
+
+  NewtonReport solve(TokenRange window, const NewtonData& data) override {
+    const std::int64_t sent_before = ranks.bytes_sent();
+    const TokenRange here = cuts.part(window);
+    const std::vector<Run> runs = cuts.runs(window);
+    const std::int64_t n = here.size(), D = shape.channels, k = shape.state, dirs = shape.directions;
+    std::vector<T> input(n * shape.inputs);
+    for (std::int64_t i = 0; i < n * shape.inputs; ++i) input[i] = load<T>(data.x, data.x_type, i);
+
+    NewtonReport report;
+    std::vector<T> outputs, projected, states;
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      outputs.resize(n * dirs * D);
+      for (int direction = 0; direction < dirs; ++direction) {
+        Direction<T>& d = directions_[layer * dirs + direction];
+        const std::int64_t inputs = d.kernel->inputs();
+        projected.resize(n * inputs * D), states.resize(n * k * D);
+        d.projection->apply(input.data(), n, projected.data());
+        LayerPart<T> part =
+            make_part(window, here, runs, direction == 1, projected.data(), inputs * D, states.data(), k * D);
+        set_starts(part, runs, data, layer * dirs + direction, direction == 1, window);
+        const NewtonReport one = run(*d.kernel, part);
+        merge(report, one, layer == 0 && direction == 0);
+        take_ends(part, runs, data, layer * dirs + direction, direction == 1);
+        if (direction == 0) pass_carry(window, part, layer * dirs);
+        const bool last = layer + 1 == shape.layers;
+        for (std::int64_t t = 0; t < n; ++t) {
+          std::copy_n(&states[t * k * D], D, &outputs[(t * dirs + direction) * D]);
+          if (last && data.c && k > 1)
+            std::copy_n(&states[(t * k + 1) * D], D, static_cast<T*>(data.c) + (t * dirs + direction) * D);
+        }
+        if (one.status == NewtonStatus::not_converged || one.status == NewtonStatus::non_finite) {
+          report.status = one.status;
+          return report;
+        }
+      }
+      if (layer + 1 < shape.layers) input = outputs;
+    }
+    if (data.h) std::copy(outputs.begin(), outputs.end(), static_cast<T*>(data.h));
+    report.bytes_exchanged = ranks.bytes_sent() - sent_before;
+    ranks.all_reduce(&report.bytes_exchanged, 1, Transport::Reduction::sum);
+    return report;
+  }
+
+ private:
+  /// The part in the order of the direction.
+  LayerPart<T> make_part(TokenRange window, TokenRange here, const std::vector<Run>& runs, bool reversed, const T* x,
+                         std::int64_t x_stride, T* h, std::int64_t h_stride) {
+    LayerPart<T> part;
+    const std::int64_t n = here.size(), back = std::max<std::int64_t>(0, n - 1);
+    part.path = reversed ? CellTrajectory<T>{x + back * x_stride, -x_stride, h + back * h_stride, -h_stride}
+                         : CellTrajectory<T>{x, x_stride, h, h_stride};
+    part.axis_tokens = window.size();
+    part.axis_begin = reversed ? window.end - here.end : here.begin - window.begin;
+    part.runs = runs;
+    if (reversed) {
+      std::reverse(part.runs.begin(), part.runs.end());
+      for (Run& run : part.runs) {
+        const std::int64_t begin = run.begin;
+        run.position = run.length - run.position - run.size();
+        run.begin = n - run.end, run.end = n - begin;
+        std::swap(run.starts, run.ends);
+      }
+    }
+    if (part.runs.empty()) return part;
+    const int ahead = ranks.rank() + 1, behind = ranks.rank() - 1;
+    const bool from_behind = !runs.front().starts && here.begin != window.begin;
+    const bool to_ahead = !runs.back().ends && here.end != window.end;
+    part.before = reversed ? (to_ahead ? ahead : -1) : (from_behind ? behind : -1);
+    part.after = reversed ? (from_behind ? behind : -1) : (to_ahead ? ahead : -1);
+    return part;
+  }
+
+  /// h0, c0 of runs that start here in this direction; the carry of the window before.
+  void set_starts(LayerPart<T>& part, const std::vector<Run>& runs, const NewtonData& data, int index, bool reversed,
+                  TokenRange window) {
+    const std::int64_t D = shape.channels, k = shape.state, all = shape.layers * shape.directions;
+    part.starts.assign(part.runs.size() * k * D, T(0)), part.ends = part.starts;
+    for (std::size_t i = 0; i < part.runs.size(); ++i) {
+      T* start = &part.starts[i * k * D];
+      if (part.runs[i].starts) {
+        const std::size_t given = reversed ? runs.size() - 1 - i : i;
+        const std::int64_t offset = (static_cast<std::int64_t>(given) * all + index) * D;
+        if (data.h0) std::copy_n(static_cast<const T*>(data.h0) + offset, D, start);
+        if (data.c0 && k > 1) std::copy_n(static_cast<const T*>(data.c0) + offset, D, start + D);
+      } else if (part.before < 0 && !carry_[index].empty()) {
+        std::copy(carry_[index].begin(), carry_[index].end(), start);
+      }
+    }
+    (void)window;
+  }
+
+  void take_ends(const LayerPart<T>& part, const std::vector<Run>& runs, const NewtonData& data, int index,
+                 bool reversed) {
+    const std::int64_t D = shape.channels, k = shape.state, all = shape.layers * shape.directions;
+    for (std::size_t i = 0; i < part.runs.size(); ++i) {
+      if (!part.runs[i].ends) continue;
+      const std::size_t given = reversed ? runs.size() - 1 - i : i;
+      const std::int64_t offset = (static_cast<std::int64_t>(given) * all + index) * D;
+      const T* end = &part.ends[i * k * D];
+      if (data.h_final) std::copy_n(end, D, static_cast<T*>(data.h_final) + offset);
+      if (data.c_final && k > 1) std::copy_n(end + D, D, static_cast<T*>(data.c_final) + offset);
+    }
+  }
+
+  /// The state at the end of the window goes to rank 0, which starts the next one.
+  void pass_carry(TokenRange window, const LayerPart<T>& part, int index) {
+    if (window.end == cuts.tokens()) return;
+    const std::int64_t size = static_cast<std::int64_t>(shape.state) * shape.channels;
+    std::vector<T>& carry = carry_[index];
+    carry.assign(size, T(0));
+    const int last = cuts.last_holder(window);
+    if (ranks.rank() == last && !part.runs.empty())
+      std::copy_n(&part.ends[(part.runs.size() - 1) * size], size, carry.data());
+    const auto bytes = static_cast<std::int64_t>(size * sizeof(T));
+    if (last == 0) return;
+    if (ranks.rank() == last) ranks.send(carry.data(), bytes, 0, tag_carry)->wait();
+    if (ranks.rank() == 0) ranks.receive(carry.data(), bytes, last, tag_carry);
+  }
+
+  NewtonReport run(const CellKernel<T>& kernel, LayerPart<T>& part) {
+    LayerSolve<T> s{ranks, kernel, part, options, {}};
+    const bool doubles = sizeof(T) == 8;
+    const double usual = doubles ? 1e-10 : 1e-6;
+    s.options.tolerance = options.tolerance > 0 ? options.tolerance : usual;
+    NewtonMethod method = options.method;
+    if (method == NewtonMethod::automatic && options.reproducible && kernel.mixes()) {
+      method = NewtonMethod::sequential;
+      s.report.reason = "channels mix, and --reproducible asks for the bits of the token loop";
+    } else if (method == NewtonMethod::automatic && part.axis_tokens < 2 * plan(part, kernel).tokens &&
+               ranks.size() == 1) {
+      method = NewtonMethod::sequential;
+      s.report.reason = "too few tokens for more than one segment";
+    }
+    const bool automatic = method == NewtonMethod::automatic;
+    if (automatic || method == NewtonMethod::shooting) {
+      if (kernel.mixes() && s.options.tolerance < shooting_floor(doubles)) {
+        if (options.tolerance > 0) s.report.tolerance_floor = shooting_floor(doubles);
+        s.options.tolerance = shooting_floor(doubles);
+      }
+      const SegmentPlan segments = plan(part, kernel);
+      if (automatic)
+        s.report.reason = "segments of " + std::to_string(segments.tokens) + " tokens after a warm-up of " +
+                          std::to_string(segments.warm_up) + "; what does not settle goes to the token loop";
+      solve_shooting(s, automatic);
+      s.report.method_used = NewtonMethod::shooting;
+    } else if (method == NewtonMethod::sequential) {
+      solve_sequential(s);
+      s.report.method_used = method;
+      const auto [rms, bad] = size_of_states(s);
+      (void)rms;
+      s.report.first_bad_token = bad;
+      if (bad >= 0) s.report.status = NewtonStatus::non_finite, s.report.converged_prefix = bad;
+    } else {
+      s.options.method = method;
+      solve_full(s);
+      s.report.method_used = method;
+    }
+    if (s.report.status != NewtonStatus::non_finite) look_along(s);
+    return s.report;
+  }
+
+  SegmentPlan plan(const LayerPart<T>& part, const CellKernel<T>& kernel) {
+    const std::int64_t longest = (part.axis_tokens + ranks.size() - 1) / ranks.size();
+    return plan_segments(part.axis_tokens, longest, kernel.channels(), kernel.mixes(), sizeof(T) == 8, options.segment);
+  }
+
+  std::vector<Direction<T>> directions_;
+  std::vector<std::vector<T>> carry_;  // per layer and direction: the state before the window
+};
+
+}  // namespace
+
+Newton::Newton(Transport& ranks, const CellWeights& weights, int inputs, const NewtonOptions& options,
+               Sequences sequences) {
+  const NetworkShape shape = network_shape(weights, inputs);
+  const bool mixes = shape.type != "paragru" && shape.type != "paralstm";
+  if (options.reproducible && is_full(options.method))
+    throw Error(ExitCode::usage, "--reproducible cannot hold with --method " + std::string(name_of(options.method)) +
+                                     ", whose scans depend on how tokens are cut; use auto, sequential, or shooting");
+  if (options.reproducible && mixes && options.method == NewtonMethod::shooting)
+    throw Error(ExitCode::usage, "--reproducible cannot hold with --method shooting for '" + shape.type +
+                                     "', whose segments depend on the ranks; use auto or sequential");
+  if (options.precision == Precision::f64)
+    impl_ = std::make_unique<Solver<double>>(ranks, weights, shape, options, std::move(sequences));
+  else
+    impl_ = std::make_unique<Solver<float>>(ranks, weights, shape, options, std::move(sequences));
+}
+
+Newton::~Newton() = default;
+
+const NetworkShape& Newton::shape() const { return impl_->shape; }
+std::vector<TokenRange> Newton::windows(std::int64_t tokens) const {
+  if (impl_->shape.directions > 1) return {{0, impl_->cuts.tokens()}};
+  return impl_->cuts.windows(std::max<std::int64_t>(1, tokens) * impl_->ranks.size());
+}
+TokenRange Newton::part(TokenRange window) const { return impl_->cuts.part(window); }
+std::vector<Run> Newton::runs(TokenRange window) const { return impl_->cuts.runs(window); }
+std::int64_t Newton::workspace_bytes(std::int64_t tokens) const {
+  const bool full = is_full(impl_->options.method);
+  return tokens * impl_->bytes_per_token() + (full ? std::int64_t{192} << 20 : std::int64_t{16} << 20);
+}
+NewtonReport Newton::solve(TokenRange window, const NewtonData& data) { return impl_->solve(window, data); }
+
+}  // namespace longscan

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Newton's method on all states at once: r_t = h_t - f(h_{t-1}, x_t), delta_t = A_t delta_{t-1} - r_t, h <- h + delta.
+// The system is streamed in stretches of tokens that fit into a small buffer: a rank that knows the delta coming in
+// walks along its tokens once; the others first fold them into one map. Tokens before the first one that is not yet
+// right are left alone.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/dtype.hpp"
+#include "dist/exclusive_scan.hpp"
+#include "dist/newton_layer.hpp"
+#include "local/affine_steps.hpp"
+
+namespace longscan {
+namespace {
+
+constexpr int tag_state = 330, tag_filter = 340;
+
+/// Bytes of maps in flight.
+constexpr std::int64_t buffer_bytes = std::int64_t{64} << 20;
+/// Above this relative residual Jacobians are clamped.
+constexpr double guard = 0.1;
+/// Weight of the step's size in elk's least squares, relative to that of the residual.
+constexpr double elk_damping = 0.1;
+
+template <class T>
+class FullTrajectory {
+ public:
+  explicit FullTrajectory(LayerSolve<T>& s) : s_(s), size_(s.size()) {
+    const NewtonMethod method = s.options.method;
+    diagonal_ = method != NewtonMethod::newton;
+    shape_.n = diagonal_ ? 1 : s.kernel.block();
+    blocks_ = diagonal_ ? size_ : s.kernel.blocks();
+    shape_.m = 1, shape_.leading = shape_.n + 1, shape_.stride = static_cast<std::int64_t>(shape_.n) * (shape_.n + 1);
+    each_ = std::max<std::int64_t>(1, buffer_bytes / s.kernel.map_bytes(diagonal_));
+  }
+
+  void solve() {
+    for (const Run& run : s_.part.runs) s_.kernel.guess(s_.part.path, run.begin, run.end);
+    double before = std::numeric_limits<double>::infinity();
+    int stalled = 0;
+    window_ = s_.part.axis_tokens;
+    for (;;) {
+      take_state_from_before();
+      measure();
+      const double relative = worst_ / std::max(rms_, 1e-300);
+      s_.report.residual_history.push_back(relative);
+      if (first_wrong_ == none) return finish(NewtonStatus::converged);
+      if (s_.report.iterations >= s_.part.axis_tokens) return finish(NewtonStatus::exact_by_prefix);
+      if (s_.report.iterations >= s_.options.max_iterations) return finish(NewtonStatus::not_converged);
+      // at the floor of the arithmetic the residual no longer falls
+      stalled = relative > 0.5 * before ? stalled + 1 : 0;
+      if (stalled >= 3 && relative <= 256 * unit()) {
+        s_.report.tolerance_floor = relative;
+        return finish(NewtonStatus::converged);
+      }
+      // far tokens that blow up are left for later: the window starts at the first wrong token and shrinks
+      if (!std::isfinite(relative) || relative > 1e6) window_ = std::max<std::int64_t>(64, window_ / 4);
+      before = relative;
+      how_ = s_.options.method == NewtonMethod::picard      ? Reshape::identity
+             : s_.options.method == NewtonMethod::jacobi    ? Reshape::zero
+             : relative > guard || !std::isfinite(relative) ? Reshape::clamp
+                                                            : Reshape::keep;
+      if (s_.options.method == NewtonMethod::elk)
+        damped_step();
+      else
+        step();
+      ++s_.report.iterations;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
+  static double unit() { return std::numeric_limits<T>::epsilon() / 2; }
+
+  /// The state before the part moves as the rank before moves its last token.
+  void take_state_from_before() {
+    const std::int64_t last = s_.part.runs.empty() ? 0 : s_.part.runs.back().end - 1;
+    const std::vector<T> in = pass_on(s_, s_.part.after >= 0 ? s_.part.path.at(last) : nullptr, tag_state);
+    if (!in.empty()) std::copy(in.begin(), in.end(), s_.start(0));
+  }
+
+  /// f(stretch begin, end, state before, run) over the tokens of the runs that lie in [first_wrong, first_wrong +
+  /// window).
+  template <class F>
+  void for_stretches(bool all, const F& f) {
+    const std::int64_t from = all ? 0 : std::max<std::int64_t>(0, first_wrong_ - s_.part.axis_begin);
+    const std::int64_t to = all ? none : first_wrong_ - s_.part.axis_begin + window_;
+    for (std::size_t i = 0; i < s_.part.runs.size(); ++i) {
+      const Run& run = s_.part.runs[i];
+      for (std::int64_t t = std::max(run.begin, from); t < std::min(run.end, to); t += each_)
+        f(t, std::min({run.end, to, t + each_}), i);
+    }
+  }
+  const T* before(std::int64_t t, std::size_t run) {
+    return t == s_.part.runs[run].begin ? s_.start(run) : s_.part.path.at(t - 1);
+  }
+  /// No change comes into the tokens from `t` on: the sequence starts there, or what is before is settled.
+  bool settled_before(std::int64_t t, std::size_t run) {
+    const bool begins = t == s_.part.runs[run].begin && !(run == 0 && s_.part.before >= 0);
+    return begins || s_.part.axis_begin + t == first_wrong_;
+  }
+
+  AffineMaps<T> linearize(std::int64_t t, std::int64_t e, const T* before) {
+    maps_.resize((e - t) * blocks_ * shape_.stride);
+    AffineMaps<T> maps = shape_;
+    maps.data = maps_.data();
+    s_.kernel.linearize(s_.part.path, t, e, before, maps, diagonal_);
+    return maps;
+  }
+
+  /// Residuals along the whole path: the worst, and the first token that is not right.
+  void measure() {
+    double worst = 0;
+    std::int64_t first = none;
+    const auto [rms, bad] = size_of_states(s_);
+    const double limit = s_.options.tolerance * std::max(rms, 1e-300);
+    for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
+      if (s_.part.axis_begin + e <= settled_) return;
+      const AffineMaps<T> maps = linearize(t, e, before(t, run));
+      for (std::int64_t i = 0; i < e - t; ++i) {
+        double here = 0;
+        bool finite = true;
+        for (std::int64_t b = 0; b < blocks_; ++b)
+          for (int j = 0; j < shape_.n; ++j) {
+            const T r = maps.slot(i * blocks_ + b)[j * (shape_.n + 1) + shape_.n];
+            finite = finite && !is_non_finite(r);
+            here = std::max(here, std::abs(static_cast<double>(r)));
+          }
+        if (!finite) here = std::numeric_limits<double>::infinity();
+        worst = std::max(worst, here);
+        if (here > limit) first = std::min(first, s_.part.axis_begin + t + i);
+      }
+    });
+    s_.ranks.all_reduce(&worst, 1, Transport::Reduction::max);
+    s_.ranks.all_reduce(&first, 1, Transport::Reduction::min);
+    worst_ = worst, first_wrong_ = first, rms_ = rms, bad_ = bad;
+    // after k iterations the first k tokens are exact
+    if (first_wrong_ != none)
+      first_wrong_ = std::max(first_wrong_, std::min(s_.report.iterations, s_.part.axis_tokens - 1));
+    settled_ = first_wrong_;
+  }
+
+  /// delta_t = A_t delta_{t-1} - r_t over all ranks, and h <- h + delta where that is finite.
+  void step() {
+    std::vector<T> in(size_, T(0)), out(size_, T(0));
+    const bool open = !s_.part.runs.empty() && s_.part.before >= 0 && first_wrong_ < s_.part.axis_begin;
+    ScanBuffers buffers{1, size_ * static_cast<std::int64_t>(sizeof(T)), reinterpret_cast<char*>(in.data()),
+                        reinterpret_cast<char*>(out.data()), std::vector<char>(1, 0)};
+    const bool through = open && s_.part.runs.size() == 1;
+    if (s_.part.after >= 0 && !through) {  // known here: the last run alone
+      walk(std::vector<T>(size_, T(0)), s_.part.runs.size() - 1, false, out);
+      buffers.out_known[0] = 1;
+    }
+    AffineMaps<T> folded = shape_;
+    std::vector<T> product;
+    if (s_.part.after >= 0 && through) {  // what this part does to a delta
+      product.assign(blocks_ * shape_.stride, T(0));
+      folded.data = product.data();
+      for (std::int64_t b = 0; b < blocks_; ++b)
+        for (int i = 0; i < shape_.n; ++i) folded.slot(b)[i * (shape_.n + 1) + i] = T(1);
+      for_stretches(false, [&](std::int64_t t, std::int64_t e, std::size_t run) {
+        const AffineMaps<T> maps = linearize(t, e, before(t, run));
+        affine_reshape(maps, (e - t) * blocks_, how_);
+        affine_fold(maps, blocks_, e - t, folded);
+      });
+    }
+    exclusive_scan_chain(s_.ranks, {s_.part.before, s_.part.after}, buffers, [&](std::int64_t, std::int64_t) {
+      out = in;
+      affine_trace(folded, blocks_, 1, out.data(), static_cast<T*>(nullptr));
+    });
+    for (std::size_t i = 0; i < s_.part.runs.size(); ++i)
+      walk(i == 0 && open ? in : std::vector<T>(size_, T(0)), i, true, out);
+  }
+
+  /// Along one run from `delta` on; moves the path if `move`.
+  void walk(std::vector<T> delta, std::size_t wanted, bool move, std::vector<T>& last) {
+    std::vector<T> kept;  // the state before the next stretch, as it was
+    for_stretches(false, [&](std::int64_t t, std::int64_t e, std::size_t run) {
+      if (run != wanted) return;
+      if (settled_before(t, run)) std::fill(delta.begin(), delta.end(), T(0));
+      const T* from = kept.empty() ? before(t, run) : kept.data();
+      const AffineMaps<T> maps = linearize(t, e, from);
+      affine_reshape(maps, (e - t) * blocks_, how_);
+      deltas_.resize((e - t) * size_);
+      affine_trace(maps, blocks_, e - t, delta.data(), deltas_.data());
+      if (move) {
+        kept.assign(s_.part.path.at(e - 1), s_.part.path.at(e - 1) + size_);
+        add(t, e);
+      }
+    });
+    last = delta;
+  }
+
+  /// h += delta, element by element where the sum is finite. Blocks hold [channel][value], states [value][channel].
+  void add(std::int64_t t, std::int64_t e) {
+    const CellTrajectory<T> path = s_.part.path;
+    const std::int64_t size = size_, D = s_.kernel.channels(), k = s_.kernel.state();
+    const bool by_channel = !diagonal_ && !s_.kernel.mixes();
+    const T* deltas = deltas_.data();
+    Kokkos::parallel_for(
+        "longscan::newton::add",
+        Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, e - t),
+        KOKKOS_LAMBDA(const std::int64_t i) {
+          T* h = path.h + (t + i) * path.h_stride;
+          for (std::int64_t j = 0; j < size; ++j) {
+            const std::int64_t from = by_channel ? j % D * k + j / D : j;
+            const T moved = h[j] + deltas[i * size + from];
+            if (!is_non_finite(moved)) h[j] = moved;
+          }
+        });
+  }
+
+  /// elk: the delta that minimises sum |delta_t - A_t delta_{t-1} + r_t|^2 + damping |delta_t|^2, a Kalman smoother
+  /// with observations of zero. A filter forward (mean m, variance P) and the smoothing pass back; channels in pieces
+  /// would pipeline, here the filter's two numbers a value walk from rank to rank, and the smoother's back.
+  void damped_step() {
+    const std::int64_t from = std::max<std::int64_t>(0, first_wrong_ - s_.part.axis_begin);
+    std::vector<T> carry(2 * size_, T(0));  // m, P
+    const auto bytes = static_cast<std::int64_t>(carry.size() * sizeof(T));
+    if (s_.part.before >= 0) s_.ranks.receive(carry.data(), bytes, s_.part.before, tag_filter);
+    const std::int64_t tokens = s_.part.runs.empty() ? 0 : s_.part.runs.back().end;
+    // what the smoother needs: A, predicted mean and variance, filtered mean and variance
+    std::vector<T> A(tokens * size_), m_before(tokens * size_), P_before(tokens * size_), m(tokens * size_),
+        P(tokens * size_);
+    const T observation = T(1 / elk_damping);
+    for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
+      const AffineMaps<T> maps = linearize(t, e, before(t, run));
+      affine_reshape(maps, (e - t) * blocks_, how_);
+      for (std::int64_t i = t; i < e; ++i) {
+        const bool reset = settled_before(i, run) || s_.part.axis_begin + i < first_wrong_;
+        for (std::int64_t j = 0; j < size_; ++j) {
+          const T* map = maps.slot((i - t) * blocks_ + j);
+          const std::int64_t at = i * size_ + j;
+          A[at] = reset ? T(0) : map[0];
+          m_before[at] = A[at] * carry[j] + map[1], P_before[at] = A[at] * A[at] * carry[size_ + j] + T(1);
+          const T gain = P_before[at] / (P_before[at] + observation);
+          m[at] = (T(1) - gain) * m_before[at], P[at] = (T(1) - gain) * P_before[at];
+          if (is_non_finite(m[at])) m[at] = T(0);
+          carry[j] = m[at], carry[size_ + j] = P[at];
+        }
+      }
+    });
+    if (s_.part.after >= 0) s_.ranks.send(carry.data(), bytes, s_.part.after, tag_filter)->wait();
+    // smoothing: delta_t = m_t + G_t (delta_{t+1} - m_before_{t+1}), G_t = P_t A_{t+1} / P_before_{t+1}
+    std::vector<T> next(3 * size_, T(0));  // delta, A / P_before, m_before of the token after
+    const auto bytes_next = static_cast<std::int64_t>(next.size() * sizeof(T));
+    if (s_.part.after >= 0) s_.ranks.receive(next.data(), bytes_next, s_.part.after, tag_filter + 1);
+    deltas_.assign(tokens * size_, T(0));
+    for (std::size_t r = s_.part.runs.size(); r-- > 0;) {
+      const Run& run = s_.part.runs[r];
+      if (!(r + 1 == s_.part.runs.size() && s_.part.after >= 0)) std::fill(next.begin(), next.end(), T(0));
+      for (std::int64_t i = run.end; i-- > run.begin;)
+        for (std::int64_t j = 0; j < size_; ++j) {
+          const std::int64_t at = i * size_ + j;
+          const T delta = m[at] + P[at] * next[size_ + j] * (next[j] - next[2 * size_ + j]);
+          deltas_[at] = delta;
+          next[j] = delta, next[size_ + j] = A[at] / P_before[at], next[2 * size_ + j] = m_before[at];
+        }
+    }
+    if (s_.part.before >= 0) s_.ranks.send(next.data(), bytes_next, s_.part.before, tag_filter + 1)->wait();
+    if (tokens > from) {
+      deltas_.erase(deltas_.begin(), deltas_.begin() + from * size_);
+      add(from, tokens);
+    }
+  }
+
+  void finish(NewtonStatus status) {
+    s_.report.status = status;
+    s_.report.converged_prefix = first_wrong_ == none ? s_.part.axis_tokens : first_wrong_;
+    s_.report.first_bad_token = bad_;
+    if (bad_ >= 0 && status != NewtonStatus::converged) s_.report.status = NewtonStatus::non_finite;
+    for (std::size_t i = 0; i < s_.part.runs.size(); ++i) {
+      const Run& run = s_.part.runs[i];
+      std::copy_n(run.size() > 0 ? s_.part.path.at(run.end - 1) : s_.start(i), size_, s_.end(i));
+    }
+  }
+
+  LayerSolve<T>& s_;
+  std::int64_t size_, blocks_ = 1, each_ = 1;
+  AffineMaps<T> shape_;
+  bool diagonal_ = true;
+  Reshape how_ = Reshape::keep;
+  std::vector<T> maps_, deltas_;
+  double worst_ = 0, rms_ = 0;
+  std::int64_t first_wrong_ = 0, settled_ = 0, window_ = 0, bad_ = -1;
+};
+
+}  // namespace
+
+template <class T>
+void solve_full(LayerSolve<T>& s) {
+  FullTrajectory<T>(s).solve();
+}
+
+template void solve_full(LayerSolve<float>&);
+template void solve_full(LayerSolve<double>&);
+
+}  // namespace longscan

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One layer in one direction over all ranks: what the methods share, and the methods. Collective functions.
+#include <functional>
+#include <vector>
+
+#include "local/cell_kernel.hpp"
+#include "longscan/newton.hpp"
+
+namespace longscan {
+
+/// A rank's part of a layer. Tokens and runs in the order of the direction; neighbours are the ranks that hold the
+/// tokens before and after (-1: none, or no state passes there).
+template <class T>
+struct LayerPart {
+  CellTrajectory<T> path;
+  std::vector<Run> runs;
+  int before = -1, after = -1;
+  std::vector<T>
+      starts;  ///< states before the runs, [runs][state_size]; that of a run that comes from `before` is filled in
+  std::vector<T> ends;           ///< states after the runs
+  std::int64_t axis_begin = 0;   ///< the part's first token on the (direction's) axis
+  std::int64_t axis_tokens = 0;  ///< tokens of the whole window
+  bool continues() const { return before >= 0; }
+};
+
+template <class T>
+struct LayerSolve {
+  Transport& ranks;
+  const CellKernel<T>& kernel;
+  LayerPart<T>& part;
+  NewtonOptions options;  ///< tolerance and method decided
+  NewtonReport report;
+
+  std::int64_t size() const { return kernel.state_size(); }
+  bool empty() const { return part.runs.empty(); }
+  T* start(std::size_t run) { return &part.starts[run * size()]; }
+  T* end(std::size_t run) { return &part.ends[run * size()]; }
+};
+
+/// The token loop, rank after rank; where channels do not mix, ranks work on different channels at the same time.
+template <class T>
+void solve_sequential(LayerSolve<T>& s);
+
+/// Multiple shooting; falls back to the token loop if `may_fall_back`.
+template <class T>
+void solve_shooting(LayerSolve<T>& s, bool may_fall_back);
+
+/// newton, quasi, elk, picard, jacobi.
+template <class T>
+void solve_full(LayerSolve<T>& s);
+
+/// Growth and error bound along the solved path; fills in the report.
+template <class T>
+void look_along(LayerSolve<T>& s);
+
+/// Root mean square of h over all ranks' tokens, and the first token (of the axis) whose state is not finite, or -1.
+template <class T>
+std::pair<double, std::int64_t> size_of_states(LayerSolve<T>& s);
+
+/// The state at the end of the part goes to the rank after; returns what came from the rank before.
+template <class T>
+std::vector<T> pass_on(LayerSolve<T>& s, const T* out, int tag);
+
+/// Length of a shooting segment and of its warm-up.
+struct SegmentPlan {
+  std::int64_t tokens = 0, warm_up = 0;
+};
+SegmentPlan plan_segments(std::int64_t axis_tokens, std::int64_t longest_part, int channels, bool mixes, bool doubles,
+                          std::int64_t wanted);
+
+}  // namespace longscan

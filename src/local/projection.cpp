@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "local/projection.hpp"
+
+#include "core/delta_chunk.hpp"
+#include "local/lanes.hpp"
+
+namespace longscan {
+namespace {
+
+using Space = Kokkos::DefaultExecutionSpace;
+
+/// Tokens of one product: their inputs stay in the cache while the weights stream by.
+constexpr int tokens_together = 64;
+
+}  // namespace
+
+template <class T>
+Projection<T>::Projection(int rows, int columns, const std::vector<T>& weight, const std::vector<T>& bias)
+    : rows_(rows),
+      columns_(columns),
+      width_(padded<T>(rows)),
+      transposed_("longscan::projection::weight", static_cast<std::int64_t>(columns) * width_),
+      bias_("longscan::projection::bias", rows) {
+  const auto w = Kokkos::create_mirror_view(transposed_), b = Kokkos::create_mirror_view(bias_);
+  for (int i = 0; i < rows; ++i) {
+    b(i) = bias[i];
+    for (int j = 0; j < columns; ++j)
+      w(static_cast<std::int64_t>(j) * width_ + i) = weight[static_cast<std::size_t>(i) * columns + j];
+  }
+  Kokkos::deep_copy(transposed_, w), Kokkos::deep_copy(bias_, b);
+}
+
+template <class T>
+void Projection<T>::apply(const T* x, std::int64_t tokens, T* y) const {
+  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
+  using Member = typename Policy::member_type;
+  if (tokens == 0) return;
+  const int rows = rows_, columns = columns_, width = width_;
+  const Array transposed = transposed_, bias = bias_;
+  const std::size_t bytes = sizeof(T) * tokens_together * static_cast<std::size_t>(width);
+  auto policy = Policy(Space(), (tokens + tokens_together - 1) / tokens_together, is_host_space<Space> ? 1 : 256)
+                    .set_scratch_size(1, Kokkos::PerTeam(static_cast<int>(bytes + 2 * row_bytes)));
+  Kokkos::parallel_for(
+      "longscan::projection", policy, KOKKOS_LAMBDA(const Member& member) {
+        const auto work = [&](const auto& lanes) {
+          T* p = static_cast<T*>(member.team_scratch(1).get_shmem_aligned(bytes, row_bytes));
+          const std::int64_t first = static_cast<std::int64_t>(member.league_rank()) * tokens_together;
+          const int n = static_cast<int>(tokens - first < tokens_together ? tokens - first : tokens_together);
+          lanes.product(n, width, columns, x + first * columns, columns, transposed.data(), width, p, width, false);
+          lanes.sync();
+          lanes.each2(n, rows, [&](int t, int i) { y[(first + t) * rows + i] = p[t * width + i] + bias(i); });
+          lanes.sync();
+        };
+        if constexpr (is_host_space<Space>)
+          work(HostLanes<T>{});
+        else
+          work(DeviceLanes<T, Member>{member});
+      });
+}
+
+template class Projection<float>;
+template class Projection<double>;
+
+}  // namespace longscan

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Input projections: y_t = W x_t + b for many tokens at once.
+#include <cstdint>
+#include <vector>
+
+#include "core/portable.hpp"
+
+namespace longscan {
+
+/// A matrix and a bias, laid out for `apply`. The bits of a token's projection depend on that token alone, so that
+/// cutting tokens over ranks and windows changes nothing; a library's product makes no such promise.
+template <class T>
+class Projection {
+ public:
+  /// weight [rows][columns] row-major, bias [rows], on the host.
+  Projection(int rows, int columns, const std::vector<T>& weight, const std::vector<T>& bias);
+  int rows() const { return rows_; }
+  int columns() const { return columns_; }
+  /// x [tokens][columns] to y [tokens][rows], dense, in memory of the default execution space.
+  /// Launches "longscan::projection".
+  void apply(const T* x, std::int64_t tokens, T* y) const;
+
+ private:
+  using Array = Kokkos::View<T*, Kokkos::DefaultExecutionSpace::memory_space>;
+  int rows_, columns_, width_;
+  Array transposed_, bias_;
+};
+
+}  // namespace longscan
