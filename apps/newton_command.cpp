@@ -296,10 +296,10 @@ std::string verdict_line(const NewtonReport& r) {
                      std::to_string(r.iterations) + (r.iterations == 1 ? " pass" : " passes") +
                      (r.bits_of_token_loop ? ", the bits of the token loop" : "") + "; Lyapunov exponent " +
                      text_of(r.lyapunov) + ", largest log-amplification " + text_of(r.log_amplification);
-  if (r.error_bound > 0.1)
-    text += ", error bound not certified (" + text_of(r.error_bound) + ")";
-  else if (r.error_bound >= 0)
+  if (r.error_bound >= 0)
     text += ", error bound " + text_of(r.error_bound);
+  else if (!r.bits_of_token_loop)
+    text += ", no error bound certified";
   if (r.sampled) text += " (from a sample)";
   return text;
 }

@@ -21,8 +21,11 @@ constexpr int tag_state = 330, tag_filter = 340;
 constexpr std::int64_t buffer_bytes = std::int64_t{64} << 20;
 /// Above this relative residual Jacobians are clamped.
 constexpr double guard = 0.1;
-/// Weight of the step's size in elk's least squares, relative to that of the residual.
-constexpr double elk_damping = 0.1;
+/// Weight of the step's size in elk's least squares, relative to that of the residual: where it starts, and how it
+/// follows the residual down and up (Levenberg and Marquardt).
+constexpr double first_damping = 1, damping_down = 0.2, damping_up = 4;
+/// Above this relative residual the far tokens start anew.
+constexpr double blown_up = 1e6;
 
 template <class T>
 class FullTrajectory {
@@ -47,7 +50,8 @@ class FullTrajectory {
       const double relative = worst_ / std::max(rms_, 1e-300);
       s_.report.residual_history.push_back(relative);
       if (first_wrong_ == none) return finish(NewtonStatus::converged);
-      if (s_.report.iterations >= s_.part.axis_tokens) return finish(NewtonStatus::exact_by_prefix);
+      if (s_.report.iterations >= s_.part.axis_tokens && s_.options.method != NewtonMethod::elk)
+        return finish(NewtonStatus::exact_by_prefix);
       if (s_.report.iterations >= s_.options.max_iterations) return finish(NewtonStatus::not_converged);
       // at the floor of the arithmetic the residual no longer falls
       stalled = relative > 0.5 * before ? stalled + 1 : 0;
@@ -55,8 +59,12 @@ class FullTrajectory {
         s_.report.tolerance_floor = relative;
         return finish(NewtonStatus::converged);
       }
-      // far tokens that blow up are left for later: the window starts at the first wrong token and shrinks
-      if (!std::isfinite(relative) || relative > 1e6) window_ = std::max<std::int64_t>(64, window_ / 4);
+      damping_ = std::clamp(damping_ * (relative < before ? damping_down : damping_up), 1e-12, 1e3);
+      // tokens that blow up start anew and are left for later: the window slides with the first wrong token
+      if (!std::isfinite(relative) || relative > blown_up) {
+        window_ = std::max<std::int64_t>(64, window_ / 4);
+        start_anew();
+      }
       before = relative;
       how_ = s_.options.method == NewtonMethod::picard      ? Reshape::identity
              : s_.options.method == NewtonMethod::jacobi    ? Reshape::zero
@@ -73,6 +81,15 @@ class FullTrajectory {
  private:
   static constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
   static double unit() { return std::numeric_limits<T>::epsilon() / 2; }
+
+  /// All tokens from the first wrong one on, as they were in the beginning.
+  void start_anew() {
+    for (const Run& run : s_.part.runs) {
+      const std::int64_t from = std::max(run.begin, first_wrong_ - s_.part.axis_begin);
+      if (from < run.end) s_.kernel.guess(s_.part.path, from, run.end);
+    }
+    take_state_from_before();
+  }
 
   /// The state before the part moves as the rank before moves its last token.
   void take_state_from_before() {
@@ -115,7 +132,10 @@ class FullTrajectory {
     double worst = 0;
     std::int64_t first = none;
     const auto [rms, bad] = size_of_states(s_);
-    const double limit = s_.options.tolerance * std::max(rms, 1e-300);
+    // The size that the tolerance is relative to: that of the states, but not of states that are blowing up.
+    if (s_.report.iterations == 0) first_rms_ = rms;
+    rms_ = std::isfinite(rms) ? std::min(rms, 4 * first_rms_) : first_rms_;
+    const double limit = s_.options.tolerance * std::max(rms_, 1e-300);
     for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
       if (s_.part.axis_begin + e <= settled_) return;
       const AffineMaps<T> maps = linearize(t, e, before(t, run));
@@ -135,9 +155,9 @@ class FullTrajectory {
     });
     s_.ranks.all_reduce(&worst, 1, Transport::Reduction::max);
     s_.ranks.all_reduce(&first, 1, Transport::Reduction::min);
-    worst_ = worst, first_wrong_ = first, rms_ = rms, bad_ = bad;
-    // after k iterations the first k tokens are exact
-    if (first_wrong_ != none)
+    worst_ = worst, first_wrong_ = first, bad_ = bad;
+    // after k iterations the first k tokens are exact; not so where steps are damped
+    if (first_wrong_ != none && s_.options.method != NewtonMethod::elk)
       first_wrong_ = std::max(first_wrong_, std::min(s_.report.iterations, s_.part.axis_tokens - 1));
     settled_ = first_wrong_;
   }
@@ -224,7 +244,7 @@ class FullTrajectory {
     // what the smoother needs: A, predicted mean and variance, filtered mean and variance
     std::vector<T> A(tokens * size_), m_before(tokens * size_), P_before(tokens * size_), m(tokens * size_),
         P(tokens * size_);
-    const T observation = T(1 / elk_damping);
+    const T observation = T(1 / damping_);
     for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
       const AffineMaps<T> maps = linearize(t, e, before(t, run));
       affine_reshape(maps, (e - t) * blocks_, how_);
@@ -283,7 +303,7 @@ class FullTrajectory {
   bool diagonal_ = true;
   Reshape how_ = Reshape::keep;
   std::vector<T> maps_, deltas_;
-  double worst_ = 0, rms_ = 0;
+  double worst_ = 0, rms_ = 0, first_rms_ = 0, damping_ = first_damping;
   std::int64_t first_wrong_ = 0, settled_ = 0, window_ = 0, bad_ = -1;
 };
 

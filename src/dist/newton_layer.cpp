@@ -163,7 +163,14 @@ void look_along(LayerSolve<T>& s) {
   s.report.sampled = sampled != 0;
   s.report.lyapunov = looked > 0 ? *std::max_element(sums.begin(), sums.end()) / static_cast<double>(looked) : 0;
   s.report.log_amplification = largest[0];
-  if (!s.kernel.mixes()) s.report.error_bound = largest[1];
+  const double unit = std::numeric_limits<T>::epsilon() / 2;
+  if (!s.kernel.mixes()) {
+    // beyond this the linearisation that the bound stands on no longer holds
+    s.report.error_bound = largest[1] <= 0.1 ? largest[1] : -1;
+  } else if (s.report.error_bound >= 0) {
+    // an estimate: what is left of the jumps, and a step's rounding summed up over the memory
+    s.report.error_bound += 10 * unit / std::max(1e-3, 1 - std::exp(std::min(0.0, s.report.lyapunov)));
+  }
 }
 
 SegmentPlan plan_segments(std::int64_t axis_tokens, std::int64_t longest_part, int channels, bool mixes, bool doubles,
