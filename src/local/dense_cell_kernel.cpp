@@ -22,7 +22,7 @@ class DenseCellKernel final : public CellKernel<T> {
 
   DenseCellKernel(int D, const std::vector<T>& W, const std::vector<T>& bias)
       : D_(D),
-        width_(padded<T>(g * D)),
+        width_(in_strips<T>(g * D)),
         Wt_("longscan::cell::weights", static_cast<std::int64_t>(D) * width_),
         W_("longscan::cell::weights", static_cast<std::int64_t>(g) * D * D),
         bias_("longscan::cell::bias", static_cast<std::int64_t>(g) * D) {
@@ -32,7 +32,7 @@ class DenseCellKernel final : public CellKernel<T> {
       b(i) = bias[i];
       for (int j = 0; j < D; ++j) {
         Wh(static_cast<std::int64_t>(i) * D + j) = W[static_cast<std::size_t>(i) * D + j];
-        Wt(static_cast<std::int64_t>(j) * width_ + i) = W[static_cast<std::size_t>(i) * D + j];
+        Wt(packed_index<T>(D, j, i)) = W[static_cast<std::size_t>(i) * D + j];
       }
     }
     Kokkos::deep_copy(Wt_, Wt), Kokkos::deep_copy(W_, Wh), Kokkos::deep_copy(bias_, b);
@@ -175,7 +175,7 @@ class DenseCellKernel final : public CellKernel<T> {
       }
       lanes.sync();
       for (std::int64_t i = -warmest; i < longest; ++i) {
-        lanes.product(n, width, D, states, size, Wt.data(), width, p, width, false);
+        lanes.packed_product(n, width, D, states, size, Wt.data(), p, width, false);
         lanes.sync();
         for (int j = 0; j < n; ++j) {
           const CellSegment& s = list(first + j);
@@ -236,7 +236,7 @@ class DenseCellKernel final : public CellKernel<T> {
       const T* x = path.x + t * path.x_stride;
       const T* after = path.h + t * path.h_stride;
       const int n = k * D;
-      lanes.product(1, width, D, s, n, Wt.data(), width, p, width, false);
+      lanes.packed_product(1, width, D, s, n, Wt.data(), p, width, false);
       lanes.sync();
       lanes.each(D, [&](int d) {
         T xs[g], ps[g], h[k], dp[k * g], ds[k * k];

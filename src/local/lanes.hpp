@@ -9,6 +9,18 @@
 
 namespace longscan {
 
+/// n columns, rounded up to whole strips of a packed matrix.
+template <class T>
+constexpr int in_strips(int n) {
+  return (n + strip_columns<T>() - 1) / strip_columns<T>() * strip_columns<T>();
+}
+/// Where element (p, j) of a packed matrix of k rows stands.
+template <class T>
+constexpr std::int64_t packed_index(int k, int p, int j) {
+  constexpr int S = strip_columns<T>();
+  return (static_cast<std::int64_t>(j / S) * k + p) * S + j % S;
+}
+
 /// A team of one on a host core: loops run as they stand, and vectorise.
 template <class T>
 struct HostLanes {
@@ -57,6 +69,10 @@ struct HostLanes {
   /// C = (accumulate ? C : 0) + A B; n a multiple of the padding.
   void product(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, int ldc, bool accumulate) const {
     small_gemm(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+  }
+  /// The same with B packed in strips (small_gemm.hpp).
+  void packed_product(int m, int n, int k, const T* a, int lda, const T* b, T* c, int ldc, bool accumulate) const {
+    packed_gemm(m, n, k, a, lda, b, c, ldc, accumulate);
   }
   /// row = keep * row + sum over s in [s0, s1) of weights[s] * rows[s]
   void combine(int n, T* row, T keep, const T* weights, const T* rows, int ld, int s0, int s1) const {
@@ -146,6 +162,16 @@ struct DeviceLanes {
       }
       for (int i = 0; i < rows; ++i)
         if (i0 + i < m) c[(i0 + i) * ldc + j] = sum[i];
+    });
+  }
+  KOKKOS_FUNCTION void packed_product(int m, int n, int k, const T* a, int lda, const T* b, T* c, int ldc,
+                                      bool accumulate) const {
+    constexpr int S = strip_columns<T>();
+    each2(m, n, [&](int i, int j) {
+      T sum = accumulate ? c[i * ldc + j] : T(0);
+      const T* column = b + static_cast<std::int64_t>(j / S) * k * S + j % S;
+      for (int p = 0; p < k; ++p) sum += a[i * lda + p] * column[static_cast<std::int64_t>(p) * S];
+      c[i * ldc + j] = sum;
     });
   }
   KOKKOS_FUNCTION void combine(int n, T* row, T keep, const T* weights, const T* rows, int ld, int s0, int s1) const {

@@ -18,14 +18,14 @@ template <class T>
 Projection<T>::Projection(int rows, int columns, const std::vector<T>& weight, const std::vector<T>& bias)
     : rows_(rows),
       columns_(columns),
-      width_(padded<T>(rows)),
+      width_(in_strips<T>(rows)),
       transposed_("longscan::projection::weight", static_cast<std::int64_t>(columns) * width_),
       bias_("longscan::projection::bias", rows) {
   const auto w = Kokkos::create_mirror_view(transposed_), b = Kokkos::create_mirror_view(bias_);
   for (int i = 0; i < rows; ++i) {
     b(i) = bias[i];
     for (int j = 0; j < columns; ++j)
-      w(static_cast<std::int64_t>(j) * width_ + i) = weight[static_cast<std::size_t>(i) * columns + j];
+      w(packed_index<T>(columns, j, i)) = weight[static_cast<std::size_t>(i) * columns + j];
   }
   Kokkos::deep_copy(transposed_, w), Kokkos::deep_copy(bias_, b);
 }
@@ -46,7 +46,7 @@ void Projection<T>::apply(const T* x, std::int64_t tokens, T* y) const {
           T* p = static_cast<T*>(member.team_scratch(1).get_shmem_aligned(bytes, row_bytes));
           const std::int64_t first = static_cast<std::int64_t>(member.league_rank()) * tokens_together;
           const int n = static_cast<int>(tokens - first < tokens_together ? tokens - first : tokens_together);
-          lanes.product(n, width, columns, x + first * columns, columns, transposed.data(), width, p, width, false);
+          lanes.packed_product(n, width, columns, x + first * columns, columns, transposed.data(), p, width, false);
           lanes.sync();
           lanes.each2(n, rows, [&](int t, int i) { y[(first + t) * rows + i] = p[t * width + i] + bias(i); });
           lanes.sync();

@@ -64,7 +64,60 @@ void gemm(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, i
   for (; j < n; j += W) strip<T, 1>(m, k, a, lda, b + j, ldb, c + j, ldc, accumulate);
 }
 
+/// Rows of C in `Strips` neighbouring strips of a packed B.
+template <class T, int Rows, int Strips>
+void packed_tile(int k, const T* a, int lda, const T* b, T* c, int ldc, bool accumulate) {
+  using V = typename Vector<T>::type;
+  constexpr int W = Vector<T>::size, S = strip_columns<T>(), each = S / W, Vectors = Strips * each;
+  V sum[Rows][Vectors];
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < Vectors; ++j)
+      sum[i][j] = accumulate ? *reinterpret_cast<const V*>(c + static_cast<std::int64_t>(i) * ldc + j * W) : V{};
+  const std::int64_t strip = static_cast<std::int64_t>(k) * S;
+  for (int p = 0; p < k; ++p) {
+    V row[Vectors];
+    for (int j = 0; j < Vectors; ++j) row[j] = *reinterpret_cast<const V*>(b + j / each * strip + p * S + j % each * W);
+    for (int i = 0; i < Rows; ++i) {
+      const T x = a[static_cast<std::int64_t>(i) * lda + p];
+      for (int j = 0; j < Vectors; ++j) sum[i][j] += x * row[j];
+    }
+  }
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < Vectors; ++j) *reinterpret_cast<V*>(c + static_cast<std::int64_t>(i) * ldc + j * W) = sum[i][j];
+}
+
+template <class T, int Strips, int Rows>
+void packed_strip(int m, int k, const T* a, int lda, const T* b, T* c, int ldc, bool accumulate) {
+  int i = 0;
+  for (; i + Rows <= m; i += Rows)
+    packed_tile<T, Rows, Strips>(k, a + static_cast<std::int64_t>(i) * lda, lda, b,
+                                 c + static_cast<std::int64_t>(i) * ldc, ldc, accumulate);
+  if constexpr (Rows > 1) {
+    if (i < m)
+      packed_strip<T, Strips, Rows / 2>(m - i, k, a + static_cast<std::int64_t>(i) * lda, lda, b,
+                                        c + static_cast<std::int64_t>(i) * ldc, ldc, accumulate);
+  }
+}
+
+template <class T>
+void packed(int m, int n, int k, const T* a, int lda, const T* b, T* c, int ldc, bool accumulate) {
+  constexpr int S = strip_columns<T>();
+  const std::int64_t strip = static_cast<std::int64_t>(k) * S;
+  int j = 0;
+  if (m < 4)  // few rows: sums enough to hide the latency of one
+    for (; j + 4 * S <= n; j += 4 * S) packed_strip<T, 4, 1>(m, k, a, lda, b + j / S * strip, c + j, ldc, accumulate);
+  for (; j < n; j += S) packed_strip<T, 1, tile_rows>(m, k, a, lda, b + j / S * strip, c + j, ldc, accumulate);
+}
+
 }  // namespace
+
+void packed_gemm(int m, int n, int k, const float* a, int lda, const float* b, float* c, int ldc, bool accumulate) {
+  packed(m, n, k, a, lda, b, c, ldc, accumulate);
+}
+
+void packed_gemm(int m, int n, int k, const double* a, int lda, const double* b, double* c, int ldc, bool accumulate) {
+  packed(m, n, k, a, lda, b, c, ldc, accumulate);
+}
 
 void small_gemm(int m, int n, int k, const float* a, int lda, const float* b, int ldb, float* c, int ldc,
                 bool accumulate) {
