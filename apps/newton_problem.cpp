@@ -26,6 +26,14 @@ void fit_state(NewtonProblem& problem, const Source& source, const std::string& 
                      (B == 1 ? " or " + shape_text({L, D}) : "") + (L == 1 && B == 1 ? " or " + shape_text({D}) : ""));
 }
 
+/// "weight_ih_l0 has shape [96, 16]"
+std::string input_weights(const NetworkShape& network) {
+  const bool mixes = network.type != "paragru" && network.type != "paralstm";
+  const std::int64_t gates = network.type == "lstm" ? 4 : network.type.starts_with("rnn") ? 1 : 3;
+  return std::string(mixes ? "weight_ih_l0" : "weight_ih") + " has shape " +
+         shape_text({gates * network.channels, network.inputs});
+}
+
 NewtonProblem one_problem(const InputFile& file, const NewtonCommand& command, const std::string& group,
                           const NetworkShape& network, Problems& problems) {
   NewtonProblem problem;
@@ -54,8 +62,8 @@ NewtonProblem one_problem(const InputFile& file, const NewtonCommand& command, c
   source.tokens = x.shape[problem.batched ? 1 : 0];
   problem.inputs = static_cast<int>(x.shape.back());
   if (problem.inputs != network.inputs)
-    fail("has shape " + shape_text(x.shape) + ", that is " + std::to_string(problem.inputs) +
-         " features; the cell's input weights take " + std::to_string(network.inputs));
+    fail("has shape " + shape_text(x.shape) + ", that is " + std::to_string(problem.inputs) + " features; the cell's " +
+         input_weights(network) + ", which takes " + std::to_string(network.inputs));
   problem.packed = source.data.count("cu_seqlens") > 0;
   set_offsets(file, source, problems);
   for (const char* role : {"h0", "c0"})
@@ -89,7 +97,10 @@ CellSource read_cell(const InputFile& input, const std::string& cell) {
       group = "/";
     } else {
       std::string text = file.path() + " has no group '" + group + "' with a cell (--cell FILE:/group)";
-      const std::string near = nearest(group, groups);
+      std::vector<std::string> filled;
+      for (const std::string& other : groups)
+        if (other != "/" && !file.datasets(other).empty()) filled.push_back(other);
+      const std::string near = nearest(group, filled);
       if (!near.empty() && near != group) text += "; did you mean '" + near + "'?";
       throw Error(ExitCode::bad_input, text);
     }

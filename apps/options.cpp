@@ -1,61 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/options.hpp"
-
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+
+#include "apps/command_line.hpp"
 
 namespace longscan {
 namespace {
 
-/// Words for an enum, in help and in messages.
-template <class E>
-struct Choices {
-  std::vector<std::pair<std::string, E>> pairs;
-  std::vector<std::string> names() const {
-    std::vector<std::string> n;
-    for (const auto& p : pairs) n.push_back(p.first);
-    return n;
-  }
-  std::string text() const {
-    std::string t;
-    for (const auto& p : pairs) t += (t.empty() ? "" : "|") + p.first;
-    return t;
-  }
-  E parse(const std::string& option, const std::string& word) const {
-    for (const auto& p : pairs)
-      if (p.first == word) return p.second;
-    throw_unknown("value of " + option, word, names());
-  }
-};
-
 const Choices<Layout> layouts{{{"THD", Layout::thd}, {"BTHD", Layout::bthd}, {"BHTD", Layout::bhtd}}};
-const Choices<Precision> precisions{
-    {{"auto", Precision::automatic}, {"f64", Precision::f64}, {"f32", Precision::f32}, {"bf16", Precision::bf16}}};
-const Choices<DType> types{{{"f64", DType::f64}, {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}}};
 const Choices<std::optional<Variant>> variants{
     {{"auto", std::nullopt}, {"delta", Variant::delta}, {"dplr", Variant::dplr}}};
 const Choices<Erase> erases{{{"decayed", Erase::decayed}, {"undecayed", Erase::undecayed}}};
 const Choices<Inverse> inverses{
     {{"forward", Inverse::forward}, {"neumann", Inverse::neumann}, {"richardson", Inverse::richardson}}};
-
-const Choices<NewtonMethod> methods{{{"auto", NewtonMethod::automatic},
-                                     {"shooting", NewtonMethod::shooting},
-                                     {"newton", NewtonMethod::newton},
-                                     {"quasi", NewtonMethod::quasi},
-                                     {"elk", NewtonMethod::elk},
-                                     {"picard", NewtonMethod::picard},
-                                     {"jacobi", NewtonMethod::jacobi},
-                                     {"sequential", NewtonMethod::sequential}}};
-
-template <class E>
-CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const Choices<E>& choices,
-                    const std::string& help) {
-  return app
-      .add_option_function<std::string>(
-          option, [&target, &choices, option](const std::string& word) { target = choices.parse(option, word); }, help)
-      ->type_name(choices.text());
-}
 
 CLI::Option* output_type(CLI::App& app, std::optional<DType>& target) {
   return app
@@ -63,6 +20,55 @@ CLI::Option* output_type(CLI::App& app, std::optional<DType>& target) {
           "--output-dtype", [&target](const std::string& word) { target = types.parse("--output-dtype", word); },
           "type of o (default: that of v)")
       ->type_name(types.text());
+}
+
+/// Every option and command that the parser knows at the place where it stopped.
+std::vector<std::string> known_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  return names;
+}
+
+/// Gives `app` the options of a file that the command line does not give: lines `option = value`, or those of the
+/// section [command]. (CLI11 looks at the files of its outermost App only.)
+void read_config(CLI::App& app, const std::string& path) {
+  std::vector<CLI::ConfigItem> items;
+  try {
+    items = CLI::ConfigBase().from_file(path);
+  } catch (const CLI::FileError&) {
+    throw Error(ExitCode::file_io, "cannot read the options in " + path);
+  }
+  for (const CLI::ConfigItem& item : items) {
+    if (item.name == "++" || item.name == "--") continue;  // a section starts or ends
+    if (!item.parents.empty() && item.parents.front() != app.get_name()) continue;
+    CLI::Option* option = app.get_option_no_throw("--" + item.name);
+    if (!option) option = app.get_option_no_throw(item.name);
+    if (!option || !option->get_configurable()) throw_unknown("option in " + path, "--" + item.name, known_names(app));
+    if (!option->empty()) continue;
+    if (option->get_expected_min() == 0)
+      option->add_result(option->get_flag_value(item.name, CLI::ConfigBase().to_flag(item)));
+    else
+      option->add_result(item.inputs);
+    option->run_callback();
+  }
+}
+
+/// An option that takes one of a few words.
+void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
+            const std::string& help) {
+  std::string type;
+  for (const std::string& word : words) type += (type.empty() ? "" : "|") + word;
+  app.add_option_function<std::string>(
+         option,
+         [&target, option, words](const std::string& word) {
+           if (std::find(words.begin(), words.end(), word) == words.end())
+             throw_unknown("value of " + option, word, words);
+           target = word;
+         },
+         help)
+      ->type_name(type);
 }
 
 void solve_options(CLI::App& app, SolveOptions& o) {
@@ -75,11 +81,17 @@ void solve_options(CLI::App& app, SolveOptions& o) {
   app.add_option("--window", o.window, "tokens a rank in memory at a time (default: from free memory)")
       ->check(CLI::PositiveNumber)
       ->type_name("TOKENS");
+  one_of(app, "--scan", o.scan, {"auto", "chain"}, "how states pass between ranks: a pipelined chain");
+  one_of(app, "--transport", o.transport, {"auto", "mpi"}, "what carries them");
   app.add_flag("--reproducible", o.reproducible, "the same bits for any number of ranks and any windows");
   app.add_option("--report", o.report, "write a report")->type_name("FILE.json");
   app.add_flag("--force", o.force, "replace an existing output");
   app.add_flag("--quiet", o.quiet, "print errors only");
-  app.set_config("--config", "", "read options from a file (option = value)");
+  app.add_option_function<std::string>(
+         "--config", [&app](const std::string& path) { read_config(app, path); },
+         "read options from a file, one `option = value` a line; the command line wins")
+      ->configurable(false)
+      ->type_name("FILE");
 }
 
 /// --log-decay NAME (and --log_decay NAME) for each role.
@@ -177,15 +189,6 @@ void generate_options(CLI::App& app, GenerateDelta& g) {
   app.footer("Example:\n  longscan generate delta -o in.h5 --tokens 4096 --heads 2 --d-key 32 --d-value 32 --seed 1");
 }
 
-/// Every option and command that the parser knows at the place where it stopped.
-std::vector<std::string> known_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
-  return names;
-}
-
 const CLI::App* innermost(const CLI::App* app) {
   while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
   return app;
@@ -201,7 +204,8 @@ const CLI::App* innermost(const CLI::App* app) {
       if (unknown.empty()) unknown = word;
     if (level->get_subcommands().empty()) break;
   }
-  if (!unknown.empty() && dynamic_cast<const CLI::ExtrasError*>(&e)) {
+  const bool needs_command = dynamic_cast<const CLI::RequiredError*>(&e) && !where->get_subcommands(nullptr).empty();
+  if (!unknown.empty() && (needs_command || dynamic_cast<const CLI::ExtrasError*>(&e))) {
     if (unknown[0] == '-') throw_unknown("option", unknown.substr(0, unknown.find('=')), known_names(*where));
     if (!where->get_subcommands(nullptr).empty()) throw_unknown("command", unknown, known_names(*where));
     throw Error(ExitCode::usage,
@@ -286,6 +290,10 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   CLI::App* generate_delta_app = generate_app->add_subcommand("delta", "input for longscan delta");
   generate_options(*generate_delta_app, generate);
 
+  GenerateNewton generate_newton;
+  CLI::App* generate_newton_app = generate_app->add_subcommand("newton", "input for longscan newton: x and a cell");
+  generate_newton_options(*generate_newton_app, generate_newton);
+
   VerifyCommand verify;
   CLI::App* verify_app = app.add_subcommand("verify", "recompute token by token in float64 and compare");
   verify_app->add_option("input", verify.input, "the input of the solve")->required()->type_name("IN.h5");
@@ -293,7 +301,8 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   verify_app
       ->add_option(
           "--sample", verify.sample,
-          "recompute so many places (a row of a head's state over a stretch of tokens); default: all if that is small")
+          "recompute so many places (delta: a row of a head's state over a stretch of tokens; newton: sequences, and "
+          "stretches of tokens); default: all if that is small")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
   verify_app->add_option("--tolerance", verify.tolerance, "largest difference, relative to the RMS (default: by type)")
@@ -317,6 +326,11 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   bench_delta_app->add_flag("--json", bench.json, "print one JSON array of rows on stdout");
   bench_delta_app->footer("Example:\n  longscan bench delta --tokens 8192 --heads 1");
 
+  BenchNewton bench_newton;
+  CLI::App* bench_newton_app =
+      bench_app->add_subcommand("newton", "a nonlinear recurrence beside its token loop, from memory to memory");
+  bench_newton_options(*bench_newton_app, bench_newton);
+
   CLI::App* info_app = app.add_subcommand("info", "version, libraries, devices");
 
   try {
@@ -336,8 +350,10 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   if (delta_app->parsed()) run_delta(ranks, delta);
   if (newton_app->parsed()) run_newton(ranks, newton);
   if (generate_delta_app->parsed()) run_generate_delta(ranks, generate);
+  if (generate_newton_app->parsed()) run_generate_newton(ranks, generate_newton);
   if (verify_app->parsed()) run_verify(ranks, verify);
   if (bench_delta_app->parsed()) run_bench_delta(ranks, bench);
+  if (bench_newton_app->parsed()) run_bench_newton(ranks, bench_newton);
   if (info_app->parsed()) run_info(ranks);
 }
 

@@ -26,6 +26,7 @@ struct SolveOptions {
   Precision precision = Precision::automatic;
   std::optional<DType> output_type;
   std::int64_t window = 0;  ///< tokens a rank at a time; 0: from free memory
+  std::string scan = "auto", transport = "auto";
   bool reproducible = false;
   std::string report;
   bool force = false;
@@ -65,6 +66,18 @@ struct GenerateDelta {
   bool force = false, quiet = false;
 };
 
+struct GenerateNewton {
+  std::string output;
+  std::int64_t tokens = 65536;
+  std::string cell = "gru";
+  int hidden = 64, inputs = 64, layers = 1;
+  bool bidirectional = false;
+  double recurrent_scale = 1;
+  DType type = DType::f32;
+  std::uint64_t seed = 1;
+  bool force = false, quiet = false;
+};
+
 struct VerifyCommand {
   std::string input, output;
   std::int64_t sample = 0;  ///< places; 0: all if small
@@ -80,12 +93,25 @@ struct BenchDelta {
   bool reproducible = false, json = false;
 };
 
+struct BenchNewton {
+  std::int64_t tokens = 65536;
+  std::string cell = "paragru";
+  int hidden = 64, runs = 5;
+  double recurrent_scale = 1;
+  Precision precision = Precision::f32;
+  std::vector<NewtonMethod> methods;  ///< beside auto and the token loop
+  std::int64_t segment = 0, max_iterations = 100;
+  bool json = false;
+};
+
 /// Each runs on every rank; throws Error.
 void run_delta(Transport& ranks, const DeltaCommand& command);
 void run_newton(Transport& ranks, const NewtonCommand& command);
 void run_generate_delta(Transport& ranks, const GenerateDelta& command);
+void run_generate_newton(Transport& ranks, const GenerateNewton& command);
 void run_verify(Transport& ranks, const VerifyCommand& command);
 void run_bench_delta(Transport& ranks, const BenchDelta& command);
+void run_bench_newton(Transport& ranks, const BenchNewton& command);
 void run_info(Transport& ranks);
 
 /// Reads the command line and runs what it asks for. Throws Error; usage errors too. Returns without doing anything

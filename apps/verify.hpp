@@ -8,6 +8,7 @@ namespace longscan {
 
 /// Collective. Recomputes and compares; throws Error(numerical) if they differ.
 void verify_delta(Transport& ranks, const VerifyCommand& command);
+void verify_newton(Transport& ranks, const VerifyCommand& command);
 
 /// Differences of one dataset, gathered over places and ranks.
 struct Difference {

@@ -56,9 +56,9 @@ void run_verify(Transport& ranks, const VerifyCommand& command) {
     solver = *text;
   });
   solver = broadcast(ranks, solver, 0);
-  if (solver != "delta")
-    throw Error(ExitCode::bad_input, command.output + " is an output of '" + solver + "', which verify does not know");
-  verify_delta(ranks, command);
+  if (solver == "delta") return verify_delta(ranks, command);
+  if (solver == "newton") return verify_newton(ranks, command);
+  throw Error(ExitCode::bad_input, command.output + " is an output of '" + solver + "', which verify does not know");
 }
 
 }  // namespace longscan

@@ -9,6 +9,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
 # Layer, and the folders whose headers it may include.
 declare -A may=(
   [include/longscan]="longscan"
+  [include/longscan/cells.hpp]="longscan core local"  # a user's cell is compiled into the kernels
   [src/core]="longscan core"
   [src/local]="longscan core local"
   [src/comm]="longscan comm"
@@ -35,6 +36,7 @@ contains() { [[ " $1 " == *" $2 "* ]]; }
 layer_of() {
   case $1 in
     src/*) cut -d/ -f1-2 <<< "$1" ;;
+    include/longscan/cells.hpp) echo "$1" ;;
     include/*) echo include/longscan ;;
     *) cut -d/ -f1 <<< "$1" ;;
   esac

@@ -49,6 +49,7 @@ struct Slab {
 
 /// A value of an attribute.
 using Attribute = std::variant<std::string, std::int64_t, double, std::vector<double>>;
+/// By name; "/cell/type" is the attribute `type` of the group or dataset /cell, a name without a slash one of the root.
 using Attributes = std::map<std::string, Attribute>;
 
 /// An input, open for reading. Move-only. Any chunking, byte order, virtual dataset, and filter that the installed
@@ -110,7 +111,7 @@ struct OutputDataset {
 class OutputFile {
  public:
   /// Create the temporary file with `datasets` (contiguous, allocated, not filled; bfloat16 as an HDF5 float of 16 bits
-  /// with 8 exponent bits) and root attributes. On one rank. file_io if the directory is missing or not writable, if
+  /// with 8 exponent bits) and attributes. On one rank. file_io if the directory is missing or not writable, if
   /// the disk has no room, or if another process is writing the same output.
   static OutputFile create(const std::string& path, std::vector<OutputDataset> datasets, const Attributes& attributes);
   /// Join a file that another rank created; `datasets` as its `datasets()` says.

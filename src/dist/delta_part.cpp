@@ -52,12 +52,6 @@ DeltaPart<T>::DeltaPart(const DeltaShape& shape, const DeltaOptions& options)
       map_leading_(padded<T>(shape.d_key + shape.d_value)),
       state_size_(static_cast<std::int64_t>(shape.d_key) * state_leading_),
       map_size_(static_cast<std::int64_t>(shape.d_key) * map_leading_) {
-  const std::int64_t states = shape.heads * state_size_;
-  in_states_ = Array<T>("longscan::delta::incoming", states);
-  out_states_ = Array<T>("longscan::delta::outgoing", states);
-  end_states_ = Array<T>("longscan::delta::end", states);
-  incoming = Kokkos::create_mirror_view(in_states_);
-  outgoing = Kokkos::create_mirror_view(out_states_);
   covered_.assign(shape.heads, 0);
   map_norms_.assign(2 * shape.heads, 0);
 }
@@ -65,6 +59,14 @@ DeltaPart<T>::DeltaPart(const DeltaShape& shape, const DeltaOptions& options)
 template <class T>
 void DeltaPart<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::vector<Run> runs,
                          std::vector<StatesPlace> places) {
+  if (incoming.extent(0) == 0) {  // the first window; not before, so that memory can be compared with the need
+    const std::int64_t states = shape_.heads * state_size_;
+    in_states_ = Array<T>("longscan::delta::incoming", states);
+    out_states_ = Array<T>("longscan::delta::outgoing", states);
+    end_states_ = Array<T>("longscan::delta::end", states);
+    incoming = Kokkos::create_mirror_view(in_states_);
+    outgoing = Kokkos::create_mirror_view(out_states_);
+  }
   in_ = in, out_ = out, runs_ = std::move(runs), places_ = std::move(places);
   start_index_.assign(runs_.size(), 0), end_index_.assign(runs_.size(), 0);
   std::int64_t starts = 0, ends = 0, segments = 0;

@@ -37,9 +37,6 @@ namespace {
 
 constexpr int tag_carry = 350;
 
-/// Tolerance below which the jumps of cells whose channels mix do not fall.
-double shooting_floor(bool doubles) { return doubles ? 1e-12 : 2e-6; }
-
 /// Status values in the order of how bad they are.
 int badness(NewtonStatus status) { return static_cast<int>(status); }
 
@@ -255,49 +252,8 @@ class Solver final : public Newton::Impl {
 
   NewtonReport run(const CellKernel<T>& kernel, LayerPart<T>& part) {
     LayerSolve<T> s{ranks, kernel, part, options, {}};
-    const bool doubles = sizeof(T) == 8;
-    const double usual = doubles ? 1e-10 : 1e-6;
-    s.options.tolerance = options.tolerance > 0 ? options.tolerance : usual;
-    NewtonMethod method = options.method;
-    if (method == NewtonMethod::automatic && options.reproducible && kernel.mixes()) {
-      method = NewtonMethod::sequential;
-      s.report.reason = "channels mix, and --reproducible asks for the bits of the token loop";
-    } else if (method == NewtonMethod::automatic && part.axis_tokens < 2 * plan(part, kernel).tokens &&
-               ranks.size() == 1) {
-      method = NewtonMethod::sequential;
-      s.report.reason = "too few tokens for more than one segment";
-    }
-    const bool automatic = method == NewtonMethod::automatic;
-    if (automatic || method == NewtonMethod::shooting) {
-      if (kernel.mixes() && s.options.tolerance < shooting_floor(doubles)) {
-        if (options.tolerance > 0) s.report.tolerance_floor = shooting_floor(doubles);
-        s.options.tolerance = shooting_floor(doubles);
-      }
-      const SegmentPlan segments = plan(part, kernel);
-      if (automatic)
-        s.report.reason = "segments of " + std::to_string(segments.tokens) + " tokens after a warm-up of " +
-                          std::to_string(segments.warm_up) + "; what does not settle goes to the token loop";
-      solve_shooting(s, automatic);
-      s.report.method_used = NewtonMethod::shooting;
-    } else if (method == NewtonMethod::sequential) {
-      solve_sequential(s);
-      s.report.method_used = method;
-      const auto [rms, bad] = size_of_states(s);
-      (void)rms;
-      s.report.first_bad_token = bad;
-      if (bad >= 0) s.report.status = NewtonStatus::non_finite, s.report.converged_prefix = bad;
-    } else {
-      s.options.method = method;
-      solve_full(s);
-      s.report.method_used = method;
-    }
-    if (s.report.status != NewtonStatus::non_finite) look_along(s);
+    solve_layer(s);
     return s.report;
-  }
-
-  SegmentPlan plan(const LayerPart<T>& part, const CellKernel<T>& kernel) {
-    const std::int64_t longest = (part.axis_tokens + ranks.size() - 1) / ranks.size();
-    return plan_segments(part.axis_tokens, longest, kernel.channels(), kernel.mixes(), sizeof(T) == 8, options.segment);
   }
 
   std::vector<Direction<T>> directions_;

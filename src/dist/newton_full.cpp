@@ -24,6 +24,8 @@ constexpr double guard = 0.1;
 /// Weight of the step's size in elk's least squares, relative to that of the residual: where it starts, and how it
 /// follows the residual down and up (Levenberg and Marquardt).
 constexpr double first_damping = 1, damping_down = 0.2, damping_up = 4;
+/// Residuals of so many units in the last place of the RMS may be rounding.
+constexpr double rounding_units = 256;
 /// Above this relative residual the far tokens start anew.
 constexpr double blown_up = 1e6;
 
@@ -50,12 +52,17 @@ class FullTrajectory {
       const double relative = worst_ / std::max(rms_, 1e-300);
       s_.report.residual_history.push_back(relative);
       if (first_wrong_ == none) return finish(NewtonStatus::converged);
-      if (s_.report.iterations >= s_.part.axis_tokens && s_.options.method != NewtonMethod::elk)
+      if (overflow_ != none) {
+        bad_ = first_wrong_ = overflow_;
+        return finish(NewtonStatus::non_finite);
+      }
+      if (s_.report.iterations >= s_.part.axis_tokens && beyond_rounding_ == none &&
+          s_.options.method != NewtonMethod::elk)
         return finish(NewtonStatus::exact_by_prefix);
       if (s_.report.iterations >= s_.options.max_iterations) return finish(NewtonStatus::not_converged);
       // at the floor of the arithmetic the residual no longer falls
       stalled = relative > 0.5 * before ? stalled + 1 : 0;
-      if (stalled >= 3 && relative <= 256 * unit()) {
+      if (stalled >= 3 && relative <= rounding_units * unit()) {
         s_.report.tolerance_floor = relative;
         return finish(NewtonStatus::converged);
       }
@@ -130,12 +137,14 @@ class FullTrajectory {
   /// Residuals along the whole path: the worst, and the first token that is not right.
   void measure() {
     double worst = 0;
-    std::int64_t first = none;
+    std::int64_t found[] = {none, none,
+                            none};  // first token above the limit, above rounding, without a finite residual
     const auto [rms, bad] = size_of_states(s_);
     // The size that the tolerance is relative to: that of the states, but not of states that are blowing up.
     if (s_.report.iterations == 0) first_rms_ = rms;
     rms_ = std::isfinite(rms) ? std::min(rms, 4 * first_rms_) : first_rms_;
     const double limit = s_.options.tolerance * std::max(rms_, 1e-300);
+    const double rounding = std::max(limit, rounding_units * unit() * std::max(rms_, 1e-300));
     for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
       if (s_.part.axis_begin + e <= settled_) return;
       const AffineMaps<T> maps = linearize(t, e, before(t, run));
@@ -150,16 +159,23 @@ class FullTrajectory {
           }
         if (!finite) here = std::numeric_limits<double>::infinity();
         worst = std::max(worst, here);
-        if (here > limit) first = std::min(first, s_.part.axis_begin + t + i);
+        const std::int64_t token = s_.part.axis_begin + t + i;
+        if (here > limit) found[0] = std::min(found[0], token);
+        if (here > rounding) found[1] = std::min(found[1], token);
+        if (!finite) found[2] = std::min(found[2], token);
       }
     });
     s_.ranks.all_reduce(&worst, 1, Transport::Reduction::max);
-    s_.ranks.all_reduce(&first, 1, Transport::Reduction::min);
-    worst_ = worst, first_wrong_ = first, bad_ = bad;
-    // after k iterations the first k tokens are exact; not so where steps are damped
+    s_.ranks.all_reduce(found, 3, Transport::Reduction::min);
+    worst_ = worst, first_wrong_ = found[0], beyond_rounding_ = found[1], bad_ = bad;
+    // After k iterations the first k tokens are exact, not so where steps are damped, and but for what a step from far
+    // away has lost in rounding: that shows in the residual.
     if (first_wrong_ != none && s_.options.method != NewtonMethod::elk)
-      first_wrong_ = std::max(first_wrong_, std::min(s_.report.iterations, s_.part.axis_tokens - 1));
+      first_wrong_ =
+          std::max(first_wrong_, std::min({beyond_rounding_, s_.report.iterations, s_.part.axis_tokens - 1}));
     settled_ = first_wrong_;
+    // all is right up to here, and the next step is not finite
+    if (found[2] != none && found[2] == found[1] && (bad_ < 0 || bad_ > found[2])) overflow_ = found[2];
   }
 
   /// delta_t = A_t delta_{t-1} - r_t over all ranks, and h <- h + delta where that is finite.
@@ -253,8 +269,10 @@ class FullTrajectory {
         for (std::int64_t j = 0; j < size_; ++j) {
           const T* map = maps.slot((i - t) * blocks_ + j);
           const std::int64_t at = i * size_ + j;
-          A[at] = reset ? T(0) : map[0];
-          m_before[at] = A[at] * carry[j] + map[1], P_before[at] = A[at] * A[at] * carry[size_ + j] + T(1);
+          const bool lost = is_non_finite(map[0]) || is_non_finite(map[1]);  // moves nothing, and stays where it is
+          A[at] = reset || lost ? T(0) : map[0];
+          m_before[at] = A[at] * carry[j] + (lost ? T(0) : map[1]),
+          P_before[at] = A[at] * A[at] * carry[size_ + j] + T(1);
           const T gain = P_before[at] / (P_before[at] + observation);
           m[at] = (T(1) - gain) * m_before[at], P[at] = (T(1) - gain) * P_before[at];
           if (is_non_finite(m[at])) m[at] = T(0);
@@ -290,7 +308,7 @@ class FullTrajectory {
     s_.report.status = status;
     s_.report.converged_prefix = first_wrong_ == none ? s_.part.axis_tokens : first_wrong_;
     s_.report.first_bad_token = bad_;
-    if (bad_ >= 0 && status != NewtonStatus::converged) s_.report.status = NewtonStatus::non_finite;
+    if (bad_ >= 0) s_.report.status = NewtonStatus::non_finite;
     for (std::size_t i = 0; i < s_.part.runs.size(); ++i) {
       const Run& run = s_.part.runs[i];
       std::copy_n(run.size() > 0 ? s_.part.path.at(run.end - 1) : s_.start(i), size_, s_.end(i));
@@ -304,7 +322,7 @@ class FullTrajectory {
   Reshape how_ = Reshape::keep;
   std::vector<T> maps_, deltas_;
   double worst_ = 0, rms_ = 0, first_rms_ = 0, damping_ = first_damping;
-  std::int64_t first_wrong_ = 0, settled_ = 0, window_ = 0, bad_ = -1;
+  std::int64_t first_wrong_ = 0, settled_ = 0, window_ = 0, bad_ = -1, beyond_rounding_ = 0, overflow_ = none;
 };
 
 }  // namespace

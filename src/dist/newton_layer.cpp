@@ -112,11 +112,11 @@ std::pair<double, std::int64_t> size_of_states(LayerSolve<T>& s) {
 
 template <class T>
 void look_along(LayerSolve<T>& s) {
-  // All of it where that is little work, else a stretch at the start of each run.
+  // All of it where that is little work beside the solve, else a stretch at the start of each run.
   const std::int64_t cost = s.kernel.mixes() ? s.size() * s.size() : s.size();
   std::int64_t tokens = 0;
   for (const Run& run : s.part.runs) tokens += run.size();
-  const std::int64_t budget = std::int64_t{1} << (s.kernel.mixes() ? 22 : 20);
+  const std::int64_t budget = std::int64_t{1} << (s.kernel.mixes() ? 22 : 16);
   std::int64_t sampled = tokens * cost > budget;
   s.ranks.all_reduce(&sampled, 1, Transport::Reduction::max);
   const auto each = static_cast<std::int64_t>(

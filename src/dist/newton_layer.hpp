@@ -29,7 +29,7 @@ struct LayerSolve {
   Transport& ranks;
   const CellKernel<T>& kernel;
   LayerPart<T>& part;
-  NewtonOptions options;  ///< tolerance and method decided
+  NewtonOptions options;  ///< tolerance decided, but for solve_layer
   NewtonReport report;
 
   std::int64_t size() const { return kernel.state_size(); }
@@ -37,6 +37,10 @@ struct LayerSolve {
   T* start(std::size_t run) { return &part.starts[run * size()]; }
   T* end(std::size_t run) { return &part.ends[run * size()]; }
 };
+
+/// Solves the layer by the method of `options`, whose tolerance of 0 is the usual one, and fills in the report.
+template <class T>
+void solve_layer(LayerSolve<T>& s);
 
 /// The token loop, rank after rank; where channels do not mix, ranks work on different channels at the same time.
 template <class T>

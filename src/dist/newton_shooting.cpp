@@ -102,7 +102,9 @@ class Shooting {
       const T* from = b.before >= 0 ? end(b.before) : arriving.data();
       std::vector<CellSegment> again;
       for_groups([&](int c0, int c1) {
-        if (!differs(from, start(b.segment.slot), c0, c1)) return;
+        // starts that were handed over after the last pass have not been run from yet
+        const bool stale = changed_[b.segment.slot * groups() + c0 / width()] != 0;
+        if (!stale && !differs(from, start(b.segment.slot), c0, c1)) return;
         copy(from, start(b.segment.slot), c0, c1);
         again.push_back({b.segment.begin, b.segment.end, b.segment.slot, 0, -1, c0, c1});
       });

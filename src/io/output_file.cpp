@@ -83,7 +83,16 @@ Hid access_to_memory(const std::string& what) {
 }
 
 void write_attributes(hid_t file, const Attributes& attributes, const std::string& output) {
-  for (const auto& [key, value] : attributes) io::write_attribute(file, key, value, output);
+  for (const auto& [key, value] : attributes) {
+    const auto slash = key.rfind('/');
+    if (slash == std::string::npos) {
+      io::write_attribute(file, key, value, output);
+    } else {
+      const std::string object = key.substr(0, std::max<std::size_t>(slash, 1)), what = "cannot open " + object;
+      const Hid id = checked(H5Oopen(file, object.c_str(), H5P_DEFAULT), ExitCode::internal, what);
+      io::write_attribute(id, key.substr(slash + 1), value, output);
+    }
+  }
 }
 
 /// Everything but the data, in memory. Sets the offsets of the datasets.

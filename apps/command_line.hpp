@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the files that describe the options of commands share: words for enums.
+#include <CLI/CLI.hpp>
+
+#include "apps/options.hpp"
+
+namespace longscan {
+
+/// Words for an enum, in help and in messages.
+template <class E>
+struct Choices {
+  std::vector<std::pair<std::string, E>> pairs;
+  std::vector<std::string> names() const {
+    std::vector<std::string> n;
+    for (const auto& p : pairs) n.push_back(p.first);
+    return n;
+  }
+  std::string text() const {
+    std::string t;
+    for (const auto& p : pairs) t += (t.empty() ? "" : "|") + p.first;
+    return t;
+  }
+  E parse(const std::string& option, const std::string& word) const {
+    for (const auto& p : pairs)
+      if (p.first == word) return p.second;
+    throw_unknown("value of " + option, word, names());
+  }
+};
+
+inline const Choices<Precision> precisions{
+    {{"auto", Precision::automatic}, {"f64", Precision::f64}, {"f32", Precision::f32}, {"bf16", Precision::bf16}}};
+inline const Choices<DType> types{
+    {{"f64", DType::f64}, {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}}};
+inline const Choices<DType> wide_types{{{"f64", DType::f64}, {"f32", DType::f32}}};
+inline const Choices<Precision> wide_precisions{{{"f64", Precision::f64}, {"f32", Precision::f32}}};
+inline const Choices<NewtonMethod> methods{{{"auto", NewtonMethod::automatic},
+                                            {"shooting", NewtonMethod::shooting},
+                                            {"newton", NewtonMethod::newton},
+                                            {"quasi", NewtonMethod::quasi},
+                                            {"elk", NewtonMethod::elk},
+                                            {"picard", NewtonMethod::picard},
+                                            {"jacobi", NewtonMethod::jacobi},
+                                            {"sequential", NewtonMethod::sequential}}};
+
+template <class E>
+CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const Choices<E>& choices,
+                    const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          option, [&target, &choices, option](const std::string& word) { target = choices.parse(option, word); }, help)
+      ->type_name(choices.text());
+}
+
+/// The options of `generate newton` and `bench newton`.
+void generate_newton_options(CLI::App& app, GenerateNewton& g);
+void bench_newton_options(CLI::App& app, BenchNewton& b);
+
+}  // namespace longscan

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/command_line.hpp"
+
+namespace longscan {
+namespace {
+
+void cell_type(CLI::App& app, std::string& cell) {
+  app.add_option("--cell", cell, "type of the cell")
+      ->type_name("rnn_tanh|rnn_relu|gru|lstm|paragru|paralstm")
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void generate_newton_options(CLI::App& app, GenerateNewton& g) {
+  app.add_option("-o,--output", g.output, "file to write: x, and the cell in group /cell")
+      ->required()
+      ->type_name("IN.h5");
+  app.add_option("--tokens", g.tokens, "T")->check(CLI::NonNegativeNumber)->capture_default_str();
+  cell_type(app, g.cell);
+  app.add_option("--hidden", g.hidden, "D")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--input", g.inputs, "D_in")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--recurrent-scale", g.recurrent_scale,
+                 "size of the recurrent weights: deviation of recurrent, and of weight_hh times sqrt(D)")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("R")
+      ->capture_default_str();
+  app.add_option("--layers", g.layers, "layers")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--bidirectional", g.bidirectional, "both directions");
+  choice(app, "--dtype", g.type, wide_types, "type of the datasets (default f32)");
+  app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")->capture_default_str();
+  app.add_flag("--force", g.force, "replace an existing file");
+  app.add_flag("--quiet", g.quiet, "print errors only");
+  app.footer("Example:\n  longscan generate newton -o in.h5 --tokens 4096 --cell gru --hidden 32 --input 16 --seed 1");
+}
+
+void bench_newton_options(CLI::App& app, BenchNewton& b) {
+  app.add_option("--tokens", b.tokens, "T")->check(CLI::PositiveNumber)->capture_default_str();
+  cell_type(app, b.cell);
+  app.add_option("--hidden", b.hidden, "D")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--recurrent-scale", b.recurrent_scale, "size of the recurrent weights, as in generate newton")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("R")
+      ->capture_default_str();
+  choice(app, "--precision", b.precision, wide_precisions, "arithmetic (default f32)");
+  app.add_option_function<std::vector<std::string>>(
+         "--method",
+         [&b](const std::vector<std::string>& words) {
+           for (const std::string& word : words) b.methods.push_back(methods.parse("--method", word));
+         },
+         "methods to time beside auto and the token loop")
+      ->type_name(methods.text());
+  app.add_option("--segment", b.segment, "tokens of a shooting segment (default: chosen)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  app.add_option("--max-iterations", b.max_iterations, "most passes of a named method")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--runs", b.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
+  app.footer("Example:\n  longscan bench newton --cell paragru --tokens 16384 --hidden 64 --method newton quasi");
+}
+
+}  // namespace longscan

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Measures the numbers that README.md states, on this machine: accuracy of the delta rule against float64, speed on one
+# and two ranks, and the methods of `longscan newton`. Takes some minutes; wants an otherwise idle machine.
+#   scripts/measure.sh [accuracy] [speed] [newton]        (default: all)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+longscan=$here/build/apps/longscan
+[ -x "$longscan" ] || { echo "build first: scripts/build.sh" >&2; exit 2; }
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+what=${*:-accuracy speed newton}
+
+echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores; $(date +%F)"
+"$longscan" info
+
+if [[ $what == *accuracy* ]]; then
+  echo
+  echo "== accuracy: relative RMS difference from float64, T = 65536, H = 2, K = V = 128, unit keys"
+  for type in f64 f32 f16 bf16; do
+    for decay in none head channel; do
+      "$longscan" generate delta -o "$work/in.h5" --tokens 65536 --heads 2 --d-key 128 --d-value 128 --decay "$decay" \
+        --dtype "$type" --force --quiet
+      "$longscan" delta "$work/in.h5" -o "$work/out.h5" --force --quiet
+      echo "$type, decay $decay: $("$longscan" verify "$work/in.h5" "$work/out.h5" --sample 16 | grep outputs)"
+    done
+  done
+fi
+
+if [[ $what == *speed* ]]; then
+  echo
+  echo "== speed: one rank"
+  for words in "" "--decay head" "--decay channel" "--reproducible" "--precision f64" "--precision bf16"; do
+    # shellcheck disable=SC2086 # the words are options
+    "$longscan" bench delta --tokens 65536 --heads 2 --runs 9 $words
+  done
+  echo
+  echo "== speed: one and two ranks, the same tokens"
+  for ranks in 1 2; do
+    mpirun --oversubscribe -n "$ranks" "$longscan" bench delta --tokens 1048576 --heads 1 --runs 5
+  done
+fi
+
+if [[ $what == *newton* ]]; then
+  echo
+  echo "== newton: recurrent weights of size 0.5, 1, 2, 4; auto and the full-trajectory methods beside the token loop"
+  # cell, D, T, methods beside auto and the token loop
+  while read -r cell hidden tokens methods; do
+    for scale in 0.5 1 2 4; do
+      # shellcheck disable=SC2086 # the methods are words
+      "$longscan" bench newton --cell "$cell" --tokens "$tokens" --hidden "$hidden" --recurrent-scale "$scale" \
+        --runs 3 ${methods:+--method $methods}
+    done
+  done <<'ROWS'
+paragru 64 65536 newton
+paragru 1024 8192 newton
+gru 64 8192 newton quasi
+gru 1024 4096
+ROWS
+fi

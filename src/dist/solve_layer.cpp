@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which method solves a layer, and what is to be said about it.
+#include <algorithm>
+
+#include "dist/newton_layer.hpp"
+
+namespace longscan {
+namespace {
+
+/// Tolerance below which the jumps of cells whose channels mix do not fall.
+double shooting_floor(bool doubles) { return doubles ? 1e-12 : 2e-6; }
+
+template <class T>
+SegmentPlan plan(const LayerSolve<T>& s) {
+  const std::int64_t longest = (s.part.axis_tokens + s.ranks.size() - 1) / s.ranks.size();
+  return plan_segments(s.part.axis_tokens, longest, s.kernel.channels(), s.kernel.mixes(), sizeof(T) == 8,
+                       s.options.segment);
+}
+
+template <class T>
+void run_shooting(LayerSolve<T>& s, double wanted, bool automatic) {
+  const double floor = shooting_floor(sizeof(T) == 8);
+  if (s.kernel.mixes() && s.options.tolerance < floor) {
+    if (wanted > 0) s.report.tolerance_floor = floor;
+    s.options.tolerance = floor;
+  }
+  const SegmentPlan segments = plan(s);
+  if (automatic)
+    s.report.reason = "segments of " + std::to_string(segments.tokens) + " tokens after a warm-up of " +
+                      std::to_string(segments.warm_up) + "; what does not settle goes to the token loop";
+  solve_shooting(s, automatic);
+  s.report.method_used = NewtonMethod::shooting;
+}
+
+template <class T>
+void run_sequential(LayerSolve<T>& s) {
+  solve_sequential(s);
+  s.report.method_used = NewtonMethod::sequential;
+  const std::int64_t bad = size_of_states(s).second;
+  s.report.first_bad_token = bad;
+  if (bad >= 0) s.report.status = NewtonStatus::non_finite, s.report.converged_prefix = bad;
+}
+
+}  // namespace
+
+template <class T>
+void solve_layer(LayerSolve<T>& s) {
+  const double wanted = s.options.tolerance;
+  s.options.tolerance = wanted > 0 ? wanted : sizeof(T) == 8 ? 1e-10 : 1e-6;
+  const bool automatic = s.options.method == NewtonMethod::automatic;
+  if (automatic && s.options.reproducible && s.kernel.mixes()) {
+    s.report.reason = "channels mix, and --reproducible asks for the bits of the token loop";
+    run_sequential(s);
+  } else if (automatic && s.ranks.size() == 1 && s.part.axis_tokens < 2 * plan(s).tokens) {
+    s.report.reason = "too few tokens for more than one segment";
+    run_sequential(s);
+  } else if (automatic || s.options.method == NewtonMethod::shooting) {
+    run_shooting(s, wanted, automatic);
+  } else if (s.options.method == NewtonMethod::sequential) {
+    run_sequential(s);
+  } else {
+    solve_full(s);
+    s.report.method_used = s.options.method;
+  }
+  if (s.report.status != NewtonStatus::non_finite) look_along(s);
+}
+
+template void solve_layer(LayerSolve<float>&);
+template void solve_layer(LayerSolve<double>&);
+
+}  // namespace longscan

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+// The delta rule over ranks: any cut of the tokens gives the answer of one rank. Runs on 1, 2, 3, 4 and 7 ranks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/random.hpp"
+#include "delta_cases.hpp"
+#include "dist/exclusive_scan.hpp"
+#include "longscan/error.hpp"
+
+namespace longscan {
+namespace {
+
+using test::all_decays;
+using test::all_inverses;
+using test::all_rules;
+using test::Case;
+using test::Decay;
+using test::Recipe;
+using test::Solution;
+
+/// Each test has all ranks, and one that solves everything alone. Every rank has all results; rank 0 judges them, since
+/// a reference on each would take as many times as long. Failures must not end a test early on one rank: the others
+/// would wait for it.
+class DistDelta : public ::testing::Test {
+ protected:
+  bool judges() const { return ranks_->rank() == 0; }
+  /// Solves over the ranks and compares with the reference and with one rank, to rounding.
+  Solution expect_right(const Case& c, std::int64_t window = 0, double factor = 1) {
+    const Solution got = test::solve(*ranks_, c, window);
+    if (!judges()) return got;
+    EXPECT_EQ(test::too_far(got, test::expected(c), c.state_type(), factor), "")
+        << test::describe(c) << ", window " << window << ", " << ranks_->size() << " ranks";
+    EXPECT_EQ(test::too_far(got, test::solve(*alone_, c), c.state_type(), factor), "") << test::describe(c);
+    return got;
+  }
+  int size() const { return ranks_->size(); }
+
+  std::unique_ptr<Transport> ranks_ = make_mpi_transport(), alone_ = make_single_transport();
+};
+
+// --- any problem ----------------------------------------------------------------------------------------------------
+
+TEST_F(DistDelta, AnyNumberOfTokens) {
+  for (std::int64_t tokens : {0, 1, 2, 5, 133, 1000})
+    for (const test::Rule& rule : all_rules)
+      for (Decay decay : all_decays)
+        for (DType type : {DType::f64, DType::f32}) {
+          Recipe r;
+          r.tokens = tokens, r.rule = rule, r.decay = decay, r.type = type;
+          r.initial_states = true, r.eta = rule.variant == Variant::delta && tokens % 2 == 1;
+          expect_right(test::make_case(r));
+        }
+}
+
+TEST_F(DistDelta, AnyInverseChunkAndSizes) {
+  for (Inverse inverse : all_inverses)
+    for (int chunk : {1, 16, 100})
+      for (const auto& [K, V] : {std::pair(1, 5), std::pair(24, 3), std::pair(40, 65)}) {
+        Recipe r;
+        r.tokens = 230, r.d_key = K, r.d_value = V, r.type = DType::f32, r.decay = Decay::head;
+        r.heads = 4, r.key_heads = 2, r.beta_high = K == 1 ? 0.5 : 1;
+        Case c = test::make_case(r);
+        c.options.inverse = inverse, c.options.chunk = chunk;
+        expect_right(c);
+      }
+}
+
+TEST_F(DistDelta, SixteenBitInputs) {
+  for (DType type : {DType::f16, DType::bf16}) {
+    Recipe r;
+    r.tokens = 500, r.type = r.gate_type = type;
+    expect_right(test::make_case(r));
+  }
+}
+
+TEST_F(DistDelta, PackedSequencesCutTheScan) {
+  const std::vector<std::int64_t> offsets[] = {
+      {0, 0, 70, 71, 71, 200, 333, 333}, {0, 333},          {0, 0, 0, 333}, {0, 110, 110, 110, 222, 333},
+      {0, 1, 2, 3, 4, 5, 6, 333},        {0, 333, 333, 333}};
+  for (const auto& cut : offsets)
+    for (Decay decay : all_decays)
+      for (bool reproducible : {false, true}) {
+        Recipe r;
+        r.tokens = 333, r.decay = decay, r.initial_states = true;
+        Case c = test::make_case(r);
+        test::pack(c, cut);
+        c.options.reproducible = reproducible;
+        for (std::int64_t window : {0, 13, 50}) expect_right(c, window);
+        if (decay == Decay::head) expect_right(c, 1);
+      }
+  // nothing but empty sequences: states pass through
+  Recipe r;
+  r.tokens = 0, r.initial_states = true;
+  Case c = test::make_case(r);
+  test::pack(c, {0, 0, 0, 0});
+  const Solution got = expect_right(c);
+  EXPECT_EQ(got.final_states, c.initial_states);
+}
+
+TEST_F(DistDelta, WindowsPassTheStateOn) {
+  for (const test::Rule& rule : all_rules)
+    for (DType type : {DType::f64, DType::f32}) {
+      Recipe r;
+      r.tokens = 1000, r.rule = rule, r.type = type, r.decay = Decay::channel, r.initial_states = true;
+      const Case c = test::make_case(r);
+      for (std::int64_t window : {7, 64, 100, 333, 999, 5000}) expect_right(c, window);
+    }
+}
+
+TEST_F(DistDelta, WindowsCoverTheTokensInOrder) {
+  for (bool reproducible : {false, true})
+    for (std::int64_t tokens : {0, 1, 5000, 20000})
+      for (std::int64_t window : {1, 100, 1024, 3000, 100000}) {
+        DeltaOptions options;
+        options.reproducible = reproducible;
+        const DeltaRule rule(*ranks_, {}, options, {{0, tokens / 3, tokens}});
+        std::int64_t at = 0;
+        for (const TokenRange& w : rule.windows(window)) {
+          EXPECT_EQ(w.begin, at);
+          EXPECT_TRUE(w.end > w.begin || tokens == 0);
+          if (!reproducible) {
+            EXPECT_LE(w.size(), window * size());
+          }
+          const TokenRange part = rule.part(w);
+          std::int64_t held = part.size();
+          ranks_->all_reduce(&held, 1, Transport::Reduction::sum);
+          EXPECT_EQ(held, w.size());
+          at = w.end;
+        }
+        EXPECT_EQ(at, tokens);
+      }
+}
+
+TEST_F(DistDelta, StatesAreRecordedOnTheRankThatHasThem) {
+  for (std::int64_t every : {1, 10, 64, 333, 334})
+    for (bool reproducible : {false, true})
+      for (bool packed : {false, true})
+        for (std::int64_t window : {0, 40}) {
+          Recipe r;
+          r.tokens = 333, r.heads = 1, r.d_key = 4, r.d_value = 3;
+          Case c = test::make_case(r);
+          if (packed) test::pack(c, {0, 0, 70, 71, 71, 200, 333});
+          c.options.state_every = every, c.options.reproducible = reproducible;
+          expect_right(c, window);  // counted in each sequence
+          c.counting = Sequences{{0, 333}};
+          expect_right(c, window);  // counted along the axis
+        }
+}
+
+TEST_F(DistDelta, SameRanksGiveTheSameBits) {
+  Recipe r;
+  r.tokens = 1500, r.decay = Decay::head, r.type = DType::f32;
+  const Case c = test::make_case(r);
+  EXPECT_TRUE(test::solve(*ranks_, c) == test::solve(*ranks_, c));
+  EXPECT_TRUE(test::solve(*ranks_, c, 100) == test::solve(*ranks_, c, 100));
+}
+
+TEST_F(DistDelta, LaterTokensChangeNoEarlierBit) {
+  for (bool reproducible : {false, true}) {
+    Recipe r;
+    r.tokens = 3000, r.heads = 1, r.type = DType::f32, r.decay = Decay::head;
+    Case c = test::make_case(r);
+    c.options.reproducible = reproducible;
+    const Solution whole = test::solve(*ranks_, c);
+    for (std::int64_t t : {1, 1024, 1501, 2500}) {
+      Case other = c;
+      for (std::int64_t s = t; s < c.tokens; ++s)
+        other.v.set(s, 0, 0, 100), other.beta.set(s, 0, 0, 0.25), other.log_decay.set(s, 0, 0, -HUGE_VAL);
+      const Solution changed = test::solve(*ranks_, other);
+      EXPECT_TRUE(std::equal(whole.o.begin(), whole.o.begin() + t * r.d_value, changed.o.begin())) << t;
+      EXPECT_FALSE(whole.o == changed.o);
+    }
+  }
+}
+
+// --- --reproducible -------------------------------------------------------------------------------------------------
+
+TEST_F(DistDelta, ReproducibleBitsDoNotDependOnRanksOrWindows) {
+  for (const test::Rule& rule : all_rules)
+    for (Decay decay : all_decays)
+      for (DType type : {DType::f64, DType::f32}) {
+        Recipe r;
+        r.tokens = 5200, r.heads = 3, r.d_key = 6, r.d_value = 5, r.rule = rule, r.decay = decay, r.type = type;
+        r.initial_states = true, r.log_decay_mean = -0.001;
+        Case c = test::make_case(r);
+        c.options.reproducible = true, c.options.state_every = 700;
+        const Solution one = test::solve(*alone_, c);
+        if (judges()) {
+          EXPECT_EQ(test::too_far(one, test::expected(c), c.state_type()), "") << test::describe(c);
+        }
+        for (std::int64_t window : {0, 1, 1600})
+          EXPECT_TRUE(test::solve(*ranks_, c, window) == one) << test::describe(c) << ", window " << window;
+        EXPECT_TRUE(test::solve(*alone_, c, 1500) == one) << test::describe(c) << ", one rank in windows";
+      }
+}
+
+TEST_F(DistDelta, ReproducibleBitsOfPackedSequences) {
+  Recipe r;
+  r.tokens = 9000, r.heads = 2, r.d_key = 4, r.d_value = 3, r.type = DType::f32, r.initial_states = true;
+  Case c = test::make_case(r);
+  test::pack(c, {0, 0, 4100, 4101, 4101, 5000, 8999, 9000, 9000});
+  c.options.reproducible = true, c.options.state_every = 450;
+  const Solution one = test::solve(*alone_, c);
+  if (judges()) {
+    EXPECT_EQ(test::too_far(one, test::expected(c), DType::f32), "");
+  }
+  for (std::int64_t window : {0, 300, 700, 1024, 2000, 4000, 5000})
+    EXPECT_TRUE(test::solve(*ranks_, c, window) == one) << "window " << window;
+}
+
+// --- forgetting -----------------------------------------------------------------------------------------------------
+
+TEST_F(DistDelta, KeysThatForgetNeedNoState) {
+  for (DType type : {DType::f64, DType::f32})
+    for (std::int64_t every : {0, 999}) {
+      Recipe r;
+      r.tokens = 6000 * size(), r.type = type;
+      Case c = test::make_case(r);
+      c.options.state_every = every;
+      const Solution got = expect_right(c);
+      EXPECT_EQ(got.report.boundaries, std::int64_t{r.heads} * (size() - 1));
+      EXPECT_EQ(got.report.boundaries_forgotten, got.report.boundaries);
+      EXPECT_EQ(got.report.boundaries_corrected, 0);
+      if (size() > 1) {
+        EXPECT_GT(got.report.horizon_max, 0);
+        EXPECT_LT(got.report.horizon_max, r.tokens / size() / 2);
+        EXPECT_LT(got.report.map_tokens, r.tokens) << "half of the tokens and heads, at most";
+      }
+    }
+}
+
+TEST_F(DistDelta, KeysInASubspaceNeverForget) {
+  for (DType type : {DType::f64, DType::f32}) {
+    Recipe r;
+    r.tokens = 20000, r.key_dimensions = 5, r.type = type, r.initial_states = true;
+    const Solution got = expect_right(test::make_case(r));
+    EXPECT_EQ(got.report.boundaries, std::int64_t{r.heads} * (size() - 1));
+    EXPECT_EQ(got.report.boundaries_forgotten, 0);
+    EXPECT_EQ(got.report.boundaries_corrected, 0);
+    // all parts but the last are mapped, or run once more where their state is known
+    EXPECT_GE(got.report.map_tokens, r.tokens * r.heads / size() * (size() - 1) - 2 * size());
+  }
+}
+
+TEST_F(DistDelta, SomeHeadsForgetAndOthersDoNot) {
+  Recipe r;
+  r.tokens = 6000 * size(), r.heads = 5, r.initial_states = true;
+  Case c = test::make_case(r);
+  for (std::int64_t t = 0; t < r.tokens; ++t)
+    for (int h : {1, 4}) c.beta.set(t, h, 0, 0);
+  Case eta = c;
+  eta.eta = test::make_case(r).beta;
+  const Solution got = expect_right(eta, 0, 10);  // sums of thousands of values that nothing erases
+  EXPECT_EQ(got.report.boundaries, 5 * (size() - 1));
+  EXPECT_EQ(got.report.boundaries_forgotten, 3 * (size() - 1));
+}
+
+TEST_F(DistDelta, DecaysForgetAtOnce) {
+  for (Decay decay : {Decay::head, Decay::channel}) {
+    Recipe r;
+    r.tokens = 5000, r.decay = decay, r.log_decay_mean = -1, r.type = DType::f32, r.initial_states = true;
+    Case c = test::make_case(r);
+    c.options.chunk = 16;
+    const Solution got = expect_right(c);
+    EXPECT_EQ(got.report.boundaries_forgotten, got.report.boundaries);
+    EXPECT_LE(got.report.horizon_max, 16 * r.d_key + 16);
+  }
+}
+
+/// Keys of the last fifth of each rank's part forget, those before change nothing: what the first fifths leave of an
+/// initial state that is `size` times larger still shows at the boundary.
+Case large_state(int ranks, DType type, double size, std::int64_t tokens) {
+  Recipe r;
+  r.tokens = tokens, r.type = type, r.initial_states = true, r.eta = true;
+  Case c = test::make_case(r);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const TokenRange part = part_of(tokens, ranks, rank);
+    for (std::int64_t t = part.begin; t < part.end - part.size() / 5; ++t)
+      for (int h = 0; h < r.heads; ++h) c.beta.set(t, h, 0, 0), c.eta.set(t, h, 0, 0);
+  }
+  for (std::size_t i = 0; i < c.initial_states.size() / r.heads; ++i)  // head 0 alone
+    c.initial_states[i] = static_cast<float>(size * c.initial_states[i]);
+  return c;
+}
+
+TEST_F(DistDelta, StatesTooLargeToBeForgottenAreCorrected) {
+  for (DType type : {DType::f64, DType::f32})
+    for (std::int64_t every : {0, 777})
+      for (std::int64_t odd : {0, 1, 31}) {
+        // parts that start and end anywhere in a chunk
+        const std::int64_t tokens = size() * (type == DType::f64 ? 6000 : 4000) + odd;
+        Case c = large_state(size(), type, type == DType::f64 ? 1e24 : 1e14, tokens);
+        c.options.state_every = every;
+        const Solution got = test::solve(*ranks_, c);
+        if (!judges()) continue;
+        const Solution expected = test::expected(c);
+        // part by part: what is right relative to the first one may be wrong relative to the others
+        const std::int64_t row = std::int64_t{2} * c.shape.d_value;
+        for (int rank = 0; rank < size(); ++rank) {
+          const TokenRange part = part_of(tokens, size(), rank);
+          const auto slice = [&](const std::vector<double>& o) {
+            return std::vector<double>(o.begin() + part.begin * row, o.begin() + part.end * row);
+          };
+          EXPECT_LE(test::difference(slice(got.o), slice(expected.o)).rms, 20 * test::tolerance_of(type).rms)
+              << "part " << rank << " of " << size() << ", " << test::describe(c);
+        }
+        if (size() > 1) {
+          EXPECT_EQ(got.report.boundaries_forgotten, 2 * (size() - 1));
+          EXPECT_GE(got.report.boundaries_corrected, 1) << test::describe(c);
+          EXPECT_LE(got.report.boundaries_corrected, size() - 1) << "head 1 was right";
+        } else {
+          EXPECT_EQ(got.report.boundaries_corrected, 0);
+        }
+      }
+}
+
+TEST_F(DistDelta, OneRankMakesNoMap) {
+  Recipe r;
+  r.tokens = 3000;
+  const Case c = test::make_case(r);
+  for (std::int64_t window : {0, 700}) {
+    const DeltaReport report = test::solve(*alone_, c, window).report;
+    EXPECT_EQ(report.map_tokens, 0);
+    EXPECT_EQ(report.boundaries, 0);
+    EXPECT_EQ(report.bytes_exchanged, 0);
+  }
+  const DeltaReport report = test::solve(*ranks_, c).report;
+  if (size() == 1) {
+    EXPECT_EQ(report.map_tokens, 0);
+  } else {
+    EXPECT_GT(report.bytes_exchanged, 0);
+  }
+}
+
+// --- failures: the same on every rank -------------------------------------------------------------------------------
+
+TEST_F(DistDelta, OverflowIsNamedOnEveryRank) {
+  // from token 505 on channel 2 of head 1 grows by 1024 a token
+  for (bool reproducible : {false, true}) {
+    Recipe r;
+    r.tokens = 1400, r.type = DType::f32, r.eta = true;
+    Case c = test::make_case(r);
+    for (std::int64_t t = 505; t < r.tokens; ++t) {
+      c.beta.set(t, 1, 0, 1025), c.eta.set(t, 1, 0, 0);
+      for (int i = 0; i < r.d_key; ++i) c.k.set(t, 1, i, i == 2), c.q.set(t, 1, i, 1);
+    }
+    c.options.reproducible = reproducible;
+    // how large that channel is before token 505, from the reference
+    Case before = c;
+    before.tokens = 505, before.sequences.offsets = {0, 505};
+    const Solution reference = test::expected(before);
+    double largest = 0;
+    for (int v = 0; v < r.d_value; ++v)
+      largest = std::max(largest, std::abs(reference.final_states[(r.d_value + v) * r.d_key + 2]));
+    const double limit = 3.4028234663852886e38;
+    const std::int64_t first = 505 + static_cast<std::int64_t>(std::floor(std::log2(limit / largest) / 10));
+    std::int64_t token = -1, head = -1;
+    try {
+      test::solve(*ranks_, c);
+    } catch (const NonFinite& e) {
+      token = e.token, head = e.head;
+    }
+    // a product in between may overflow one token before the state does
+    EXPECT_TRUE(token == first || token == first - 1) << token << ", expected " << first;
+    EXPECT_EQ(head, 1);
+    std::int64_t low = token, high = token;
+    ranks_->all_reduce(&low, 1, Transport::Reduction::min);
+    ranks_->all_reduce(&high, 1, Transport::Reduction::max);
+    EXPECT_EQ(low, high);
+  }
+}
+
+TEST_F(DistDelta, AFailureOnOneRankIsRaisedOnAll) {
+  for (int failing = 0; failing < size(); ++failing)
+    for (ExitCode code : {ExitCode::bad_input, ExitCode::file_io}) {
+      const std::string message = "rank " + std::to_string(failing) + " says so: α, 100 % \n of it";
+      std::string got;
+      ExitCode got_code = ExitCode::ok;
+      try {
+        agree(*ranks_, [&] {
+          if (ranks_->rank() == failing) throw Error(code, message);
+        });
+      } catch (const Error& e) {
+        got = e.what(), got_code = e.code();
+      }
+      EXPECT_EQ(got, message);
+      EXPECT_EQ(got_code, code);
+    }
+  // of several, the lowest rank's
+  std::string got;
+  try {
+    agree(*ranks_, [&] {
+      if (ranks_->rank() >= size() / 2) throw Error(ExitCode::usage, "rank " + std::to_string(ranks_->rank()));
+    });
+  } catch (const Error& e) {
+    got = e.what();
+  }
+  EXPECT_EQ(got, "rank " + std::to_string(size() / 2));
+  // errors that are not ours have codes, too
+  ExitCode memory = ExitCode::ok, internal = ExitCode::ok;
+  try {
+    agree(*ranks_, [&] {
+      if (ranks_->rank() == size() - 1) throw std::bad_alloc();
+    });
+  } catch (const Error& e) {
+    memory = e.code();
+  }
+  try {
+    agree(*ranks_, [&] {
+      if (ranks_->rank() == 0) throw std::runtime_error("unforeseen");
+    });
+  } catch (const Error& e) {
+    internal = e.code();
+    EXPECT_NE(std::string(e.what()).find("unforeseen"), std::string::npos);
+  }
+  EXPECT_EQ(memory, ExitCode::resources);
+  EXPECT_EQ(internal, ExitCode::internal);
+  EXPECT_NO_THROW(agree(*ranks_, [] {}));
+}
+
+// --- the scan on its own --------------------------------------------------------------------------------------------
+
+TEST_F(DistDelta, TransportMovesBytes) {
+  const int rank = ranks_->rank();
+  for (std::int64_t bytes : {0, 1, 1000, 3000000}) {
+    std::vector<char> out(bytes), in(bytes);
+    std::iota(out.begin(), out.end(), static_cast<char>(rank));
+    const auto request = ranks_->send(out.data(), bytes, (rank + 1) % size(), 5);
+    ranks_->receive(in.data(), bytes, (rank + size() - 1) % size(), 5);
+    request->wait();
+    std::iota(out.begin(), out.end(), static_cast<char>((rank + size() - 1) % size()));
+    EXPECT_EQ(in, out);
+  }
+  EXPECT_EQ(broadcast(*ranks_, rank == size() - 1 ? "from the last" : "", size() - 1), "from the last");
+  EXPECT_EQ(broadcast(*ranks_, "", 0), "");
+  std::int64_t sum = std::int64_t{1} << (40 + rank), most = rank;
+  ranks_->all_reduce(&sum, 1, Transport::Reduction::sum);
+  ranks_->all_reduce(&most, 1, Transport::Reduction::max);
+  EXPECT_EQ(sum, ((std::int64_t{1} << size()) - 1) << 40);
+  EXPECT_EQ(most, size() - 1);
+  double least = rank - 0.5;
+  ranks_->all_reduce(&least, 1, Transport::Reduction::min);
+  EXPECT_EQ(least, -0.5);
+}
+
+/// Who passes to whom, and what is known, in a scan of texts: each rank appends its letter, which does not commute.
+struct ToyScan {
+  int ranks;
+  std::int64_t count, bytes;
+  int cut;    ///< no state goes from rank cut - 1 to rank cut; -1: everywhere
+  int known;  ///< out[i] is known where (rank + i) % known == 0; 0: nowhere
+  bool is_known(int rank, std::int64_t i) const { return known > 0 && (rank + i) % known == 0; }
+  bool receives(int rank) const { return rank > 0 && rank != cut; }
+  bool sends(int rank) const { return rank + 1 < ranks && rank + 1 != cut; }
+  /// What rank `rank` starts element i from.
+  std::string in(int rank, std::int64_t i) const {
+    if (!receives(rank)) return "<" + std::to_string(rank) + "." + std::to_string(i);
+    return out(rank - 1, i);
+  }
+  std::string out(int rank, std::int64_t i) const {
+    if (is_known(rank, i)) return "known " + std::to_string(rank) + "." + std::to_string(i);
+    return in(rank, i) + static_cast<char>('A' + rank);
+  }
+};
+
+TEST_F(DistDelta, ExclusiveScanIsAChainOfAnyOperator) {
+  const int rank = ranks_->rank();
+  const std::pair<std::int64_t, std::int64_t> sizes[] = {{1, 64},  {2, 64},    {7, 64},        {9, 64},
+                                                         {64, 64}, {5000, 64}, {3, 300 << 10}, {40, 90 << 10}};
+  for (const auto& [count, bytes] : sizes)
+    for (int cut : {-1, 1, size() / 2})
+      for (int known : {0, 1, 2, 3}) {
+        const ToyScan toy{size(), count, bytes, cut, known};
+        std::vector<char> in(count * bytes), out(count * bytes);
+        // a text at the start of an element, its last byte at the end, so that all bytes must arrive
+        const auto put = [&](std::vector<char>& where, std::int64_t i, const std::string& text) {
+          std::fill_n(where.begin() + i * bytes, bytes, '.');
+          std::copy(text.begin(), text.end(), where.begin() + i * bytes);
+          where[(i + 1) * bytes - 1] = text.back();
+        };
+        ScanBuffers buffers{count, bytes, in.data(), out.data(), std::vector<char>(count, 0)};
+        for (std::int64_t i = 0; i < count; ++i) {
+          if (!toy.receives(rank)) put(in, i, toy.in(rank, i));
+          if (toy.is_known(rank, i)) buffers.out_known[i] = 1, put(out, i, toy.out(rank, i));
+        }
+        std::vector<int> advanced(count, 0);
+        ScanLinks links;
+        links.before = toy.receives(rank) ? rank - 1 : -1, links.after = toy.sends(rank) ? rank + 1 : -1;
+        exclusive_scan_chain(*ranks_, links, buffers, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            ++advanced[i];
+            if (toy.is_known(rank, i)) continue;
+            std::string text(in.begin() + i * bytes, in.begin() + i * bytes + 40);
+            const std::string expected = toy.in(rank, i);
+            EXPECT_EQ(text.substr(0, expected.size()), expected) << "element " << i;
+            put(out, i, expected + static_cast<char>('A' + rank));
+          }
+        });
+        std::int64_t wrong = 0;
+        for (std::int64_t i = 0; i < count; ++i) {
+          const std::string expected = toy.in(rank, i);
+          const std::string got(in.begin() + i * bytes, in.begin() + i * bytes + expected.size());
+          wrong += got != expected || in[(i + 1) * bytes - 1] != expected.back();
+          if (toy.sends(rank) && !toy.is_known(rank, i)) {
+            EXPECT_EQ(advanced[i], 1);
+          }
+        }
+        EXPECT_EQ(wrong, 0) << count << " elements of " << bytes << ", cut " << cut << ", known " << known;
+      }
+}
+
+TEST_F(DistDelta, PiecesCoverTheElements) {
+  for (std::int64_t count : {0, 1, 2, 8, 9, 100, 100000})
+    for (std::int64_t bytes : {std::int64_t{1}, std::int64_t{65536}, std::int64_t{1} << 20, std::int64_t{1} << 33}) {
+      std::int64_t at = 0;
+      const auto pieces = scan_pieces(count, bytes);
+      for (const auto& [begin, end] : pieces) {
+        EXPECT_EQ(begin, at);
+        EXPECT_GT(end, begin);
+        at = end;
+      }
+      EXPECT_EQ(at, count);
+      EXPECT_GE(static_cast<std::int64_t>(pieces.size()), std::min<std::int64_t>(count, 5)) << "a pipeline";
+    }
+}
+
+}  // namespace
+}  // namespace longscan
