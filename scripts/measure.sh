@@ -50,12 +50,13 @@ if [[ $what == *newton* ]]; then
     for scale in 0.5 1 2 4; do
       # shellcheck disable=SC2086 # the methods are words
       "$longscan" bench newton --cell "$cell" --tokens "$tokens" --hidden "$hidden" --recurrent-scale "$scale" \
-        --runs 3 ${methods:+--method $methods}
+        --runs 3 --max-iterations 20 ${methods:+--method $methods}
     done
   done <<'ROWS'
-paragru 64 65536 newton
-paragru 1024 8192 newton
-gru 64 8192 newton quasi
-gru 1024 4096
+paragru 64 16384 newton
+paragru 1024 4096
+gru 64 4096 newton
+gru 256 4096
+gru 1024 1024
 ROWS
 fi
