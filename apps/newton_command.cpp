@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "apps/memory.hpp"
 #include "apps/newton_problem.hpp"
 #include "apps/output.hpp"
 #include "apps/progress.hpp"
@@ -350,6 +351,15 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
                std::to_string(sequences) + (sequences == 1 ? " sequence" : " sequences") + ", " +
                std::string(name_of(arithmetic)) + " on " + std::to_string(ranks.size()) +
                (ranks.size() == 1 ? " rank (" : " ranks (") + device_name() + ")");
+
+  if (command.method == NewtonMethod::newton) {
+    const bool mixes = network.type != "paragru" && network.type != "paralstm";
+    const double n = static_cast<double>(network.state) * (mixes ? network.channels : 1);
+    const double bytes = n * (n + 1) * (mixes ? 1 : network.channels) * (arithmetic == Precision::f64 ? 8 : 4);
+    progress.say("Jacobians take " + bytes_text(bytes) + " a token, " +
+                 bytes_text(bytes * static_cast<double>(tokens)) +
+                 " in all; they are made in pieces of at most 64 MiB a rank");
+  }
 
   Attributes attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
                            {"command", std::string("newton")},

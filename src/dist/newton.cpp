@@ -13,6 +13,7 @@
 #include "local/block_cell_kernel.hpp"
 #include "local/dense_cell_kernel.hpp"
 #include "local/projection.hpp"
+#include "longscan/delta_rule.hpp"
 #include "longscan/error.hpp"
 
 namespace longscan {
@@ -288,8 +289,14 @@ std::vector<TokenRange> Newton::windows(std::int64_t tokens) const {
 TokenRange Newton::part(TokenRange window) const { return impl_->cuts.part(window); }
 std::vector<Run> Newton::runs(TokenRange window) const { return impl_->cuts.runs(window); }
 std::int64_t Newton::workspace_bytes(std::int64_t tokens) const {
-  const bool full = is_full(impl_->options.method);
-  return tokens * impl_->bytes_per_token() + (full ? std::int64_t{192} << 20 : std::int64_t{16} << 20);
+  const NewtonMethod method = impl_->options.method;
+  std::int64_t bytes = tokens * impl_->bytes_per_token() + (std::int64_t{16} << 20);
+  if (is_full(method)) bytes += std::int64_t{192} << 20;  // maps in flight, and what is made of them
+  if (method == NewtonMethod::elk) {                      // the filter's six numbers a state value
+    const std::int64_t element = static_cast<std::int64_t>(size_of(state_type_of(impl_->options.precision)));
+    bytes += tokens * 6 * impl_->shape.state * impl_->shape.channels * element;
+  }
+  return bytes;
 }
 NewtonReport Newton::solve(TokenRange window, const NewtonData& data) { return impl_->solve(window, data); }
 
