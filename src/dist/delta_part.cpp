@@ -144,6 +144,7 @@ PassSummary DeltaPart<T>::pass(const std::vector<Task>& tasks, const DeltaRules&
     const DeltaCounts& c = found(i);
     summary.breaches += c.breaches, summary.fallbacks += c.fallbacks;
     summary.terms = std::max<std::int64_t>(summary.terms, c.terms);
+    if (c.first_bad >= 0) summary.all_bad.push_back({c.first_bad, tasks[i].head});
     if (c.first_bad >= 0 && (!worst || c.first_bad < summary.bad.token)) {
       worst = &tasks[i];
       summary.bad = {c.first_bad, tasks[i].head};
@@ -444,6 +445,9 @@ PassSummary DeltaPart<T>::outputs(const std::vector<char>& heads) {
     summary.breaches = segment_breaches_;
   }
   if (!copies.empty()) pass(copies, rules(false, false));
+  // a map may overflow where the outputs do not: the state behind the last token shows it
+  if (options_.reproducible && !runs_.empty() && summary.bad.token < 0 && !finite(segment_states_))
+    summary.bad = {std::max<std::int64_t>(0, runs_.back().end - 1), 0};
   return summary;
 }
 

@@ -21,6 +21,7 @@ struct BadToken {
 struct PassSummary {
   std::int64_t breaches = 0, fallbacks = 0, terms = 0;
   BadToken bad;
+  std::vector<BadToken> all_bad;  ///< one a task that met one, to the start of its chunk
 };
 
 /// Where a run stands in the counting of `state_every`.

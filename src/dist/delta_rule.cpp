@@ -190,9 +190,12 @@ class Solver final : public DeltaRule::Impl {
                                reinterpret_cast<char*>(part_.incoming.data()));
       if (std::count(changed.begin(), changed.end(), 1) > 0) {
         const PassSummary again = part_.outputs(changed);
-        if (found.bad.token < 0 || changed[found.bad.head] ||
-            (again.bad.token >= 0 && again.bad.token < found.bad.token))
-          found.bad = again.bad;
+        if (found.bad.token >= 0 && changed[found.bad.head]) {  // what the other heads met still stands
+          found.bad = {};
+          for (const BadToken& other : found.all_bad)
+            if (!changed[other.head] && (found.bad.token < 0 || other.token < found.bad.token)) found.bad = other;
+        }
+        if (again.bad.token >= 0 && (found.bad.token < 0 || again.bad.token < found.bad.token)) found.bad = again.bad;
       }
     }
     if (!links.chain.sends()) return;
