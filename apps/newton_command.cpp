@@ -11,6 +11,7 @@
 #include "apps/report.hpp"
 #include "apps/stopwatch.hpp"
 #include "apps/window.hpp"
+#include "core/device_memory.hpp"
 #include "core/dtype.hpp"
 #include "local/check_inputs.hpp"
 
@@ -122,7 +123,8 @@ class NewtonSolve {
                             x_.data() + at * width * element);
                  bytes_read_ += n * width * element;
                });
-    TokenArray x{x_.data(), problem_.type(), width, width, 1};
+    const DeviceArray<std::byte> device = on_device("longscan::newton::check", x_);
+    TokenArray x{device.data(), problem_.type(), width, width, 1};
     const std::int64_t bad = first_outside(x, part_.size(), 1, static_cast<int>(width), Domain::finite);
     if (bad >= 0) {
       const auto value = load<double>(x_.data(), problem_.type(), bad);

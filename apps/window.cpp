@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "apps/memory.hpp"
+#include "core/portable.hpp"
 #include "longscan/error.hpp"
 
 namespace longscan {
@@ -12,6 +13,7 @@ std::int64_t choose_window(Transport& ranks, std::int64_t wanted, std::int64_t a
                            const std::function<std::int64_t(std::int64_t)>& needed) {
   // every rank of a node takes the same share of what is free now
   std::int64_t free = available_memory() / ranks.local_size();
+  if (const std::int64_t device = free_device_memory(); device >= 0) free = std::min(free, device / ranks.local_size());
   ranks.all_reduce(&free, 1, Transport::Reduction::min);
   const std::int64_t usable = free / 10 * 9;
   const auto too_much = [&](std::int64_t tokens, const std::string& what) {

@@ -111,7 +111,7 @@ struct DeltaChunk {
     read(t0, n, rows);
     if (r.count_breaches) count_breaches(n, counts);
     write_right_side(t0, n, rows);
-    if (!in.log_decay)
+    if (!in.log_decay.data)
       prepare(rows);
     else if (r.channel_decay)
       prepare_channel_decay(rows);
@@ -134,7 +134,7 @@ struct DeltaChunk {
       write_outputs(t0, n, out, counts);
     }
     // S <- S Gamma + X^T B
-    if (in.log_decay) {
+    if (in.log_decay.data) {
       lanes.each2(K, N, [&](int k, int j) { St[k * N + j] *= w.g[k]; });
       lanes.sync();
     }
@@ -159,9 +159,9 @@ struct DeltaChunk {
         return load<T>(array.data, array.type,
                        (t0 + t) * array.token_stride + head / array.heads_per_stored * array.head_stride);
       };
-      w.beta[t] = t < n && in.beta ? one(in.beta) : T(0);
-      w.eta[t] = t < n && in.eta ? one(in.eta) : w.beta[t];
-      if (in.log_decay && !r.channel_decay) {
+      w.beta[t] = t < n && in.beta.data ? one(in.beta) : T(0);
+      w.eta[t] = t < n && in.eta.data ? one(in.eta) : w.beta[t];
+      if (in.log_decay.data && !r.channel_decay) {
         const TokenArray& g = in.log_decay;
         const auto at = (t0 + t) * g.token_stride + head / g.heads_per_stored * g.head_stride;
         w.decay[t] = t < n ? exp_nonpositive(load<double>(g.data, g.type, at)) : 1.0;
@@ -220,7 +220,7 @@ struct DeltaChunk {
     counts.breaches += lanes.count(n, [&](int t) {
       const T* k = w.k + t * w.ck;
       T bound = 2;
-      if (r.undecayed && in.log_decay) {
+      if (r.undecayed && in.log_decay.data) {
         T least = 1;
         if (r.channel_decay)
           for (int j = 0; j < r.d_key; ++j) least = w.d[t * w.ck + j] < least ? w.d[t * w.ck + j] : least;
@@ -478,7 +478,7 @@ struct DeltaChunk {
     lanes.sync();
     const T* o = w.o + r.map_columns();
     if (counts.first_bad < 0 && lanes.any_non_finite(n, r.d_value, o, w.cn)) counts.first_bad = t0;
-    if (out) lanes.store_rows(out, t0, head, n, r.d_value, o, w.cn);
+    if (out.data) lanes.store_rows(out, t0, head, n, r.d_value, o, w.cn);
     lanes.sync();
   }
 };

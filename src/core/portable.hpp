@@ -2,6 +2,7 @@
 #pragma once
 // What differs between Kokkos 3.4 and 5, and between host and device code. Includes no other Longscan header.
 #include <Kokkos_Core.hpp>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -21,5 +22,22 @@ template <class Space>
 inline constexpr bool is_host_space =
     Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible&&
         std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>;
+
+/// Memory that the host and kernels both reach (pinned host memory where there is a device).
+#ifdef KOKKOS_HAS_SHARED_HOST_PINNED_SPACE
+using SharedSpace = Kokkos::SharedHostPinnedSpace;
+#else
+using SharedSpace = Kokkos::HostSpace;
+#endif
+
+/// Bytes of the device's memory that are free now; -1 where kernels run in the host's.
+inline std::int64_t free_device_memory() {
+#ifdef KOKKOS_ENABLE_CUDA
+  std::size_t free = 0, total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? static_cast<std::int64_t>(free) : 0;
+#else
+  return -1;
+#endif
+}
 
 }  // namespace longscan

@@ -456,7 +456,8 @@ std::int64_t DeltaPart<T>::workspace_bytes(std::int64_t segmented_tokens) const 
   const std::int64_t segments = (segmented_tokens + 1023) / 1024;
   const std::int64_t elements = 6 * state_size_ + 3 * map_size_ + segments * (state_size_ + map_size_);
   return elements * shape_.heads * static_cast<std::int64_t>(sizeof(T)) +
-         static_cast<std::int64_t>(delta_scratch_bytes<T>(rules(true, true))) * Space().concurrency();
+         static_cast<std::int64_t>(delta_scratch_bytes<T>(rules(true, true))) * Space().concurrency() /
+             delta_team<Space>;
 }
 
 template class DeltaPart<float>;

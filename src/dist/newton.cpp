@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/cells.hpp"
+#include "core/device_memory.hpp"
 #include "core/dtype.hpp"
 #include "dist/newton_layer.hpp"
 #include "dist/token_cuts.hpp"
@@ -71,7 +72,7 @@ void merge(NewtonReport& total, const NewtonReport& one, bool first) {
 template <class T>
 struct Direction {
   std::unique_ptr<Projection<T>> projection;
-  std::vector<T> recurrent;  ///< weights of cells whose channels do not mix; the kernel points at them
+  DeviceArray<T> recurrent;  ///< weights of cells whose channels do not mix; the kernel points at them
   std::unique_ptr<CellKernel<T>> kernel;
 };
 
@@ -89,12 +90,14 @@ Direction<T> make_direction(const CellWeights& weights, const NetworkShape& shap
   if (shape.type == "paragru" || shape.type == "paralstm") {
     d.projection = std::make_unique<Projection<T>>(3 * D, shape.inputs, tensor<T>(weights, "weight_ih", 0),
                                                    tensor<T>(weights, "bias", 3 * D));
-    d.recurrent = tensor<T>(weights, "recurrent", 3 * D);
+    auto recurrent = tensor<T>(weights, "recurrent", 3 * D);
     if (shape.type == "paragru") {
+      d.recurrent = on_device("longscan::cell::weights", recurrent);
       d.kernel = std::make_unique<BlockCellKernel<ParaGru, T>>(D, d.recurrent.data());
     } else {
       const auto peephole = tensor<T>(weights, "peephole", 2 * D);
-      d.recurrent.insert(d.recurrent.end(), peephole.begin(), peephole.end());
+      recurrent.insert(recurrent.end(), peephole.begin(), peephole.end());
+      d.recurrent = on_device("longscan::cell::weights", recurrent);
       d.kernel = std::make_unique<BlockCellKernel<ParaLstm, T>>(D, d.recurrent.data());
     }
     return d;
@@ -111,6 +114,18 @@ Direction<T> make_direction(const CellWeights& weights, const NetworkShape& shap
   d.kernel = make_dense_cell_kernel<T>(cell, D, tensor<T>(weights, "weight_hh" + suffix, 0),
                                        tensor<T>(weights, "bias_hh" + suffix, gates * D));
   return d;
+}
+
+/// One value of every channel of the states [tokens][size], into columns of `to`, `width` a token.
+/// Launches "longscan::newton::gather".
+template <class T>
+void gather(const T* states, std::int64_t tokens, std::int64_t size, std::int64_t channels, T* to, std::int64_t width) {
+  Kokkos::parallel_for(
+      "longscan::newton::gather",
+      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, tokens),
+      KOKKOS_LAMBDA(const std::int64_t t) {
+        for (std::int64_t d = 0; d < channels; ++d) to[t * width + d] = states[t * size + d];
+      });
 }
 
 template <class T>
@@ -137,17 +152,24 @@ class Solver final : public Newton::Impl {
     const TokenRange here = cuts.part(window);
     const std::vector<Run> runs = cuts.runs(window);
     const std::int64_t n = here.size(), D = shape.channels, k = shape.state, dirs = shape.directions;
-    std::vector<T> input(n * shape.inputs);
-    for (std::int64_t i = 0; i < n * shape.inputs; ++i) input[i] = load<T>(data.x, data.x_type, i);
+    DeviceArray<T> input, outputs, cells, projected, states;
+    reserve(input, "longscan::newton::input", n * shape.inputs);
+    {
+      const auto host = Kokkos::create_mirror_view(input);
+      for (std::int64_t i = 0; i < n * shape.inputs; ++i) host(i) = load<T>(data.x, data.x_type, i);
+      Kokkos::deep_copy(input, host);
+    }
 
     NewtonReport report;
-    std::vector<T> outputs, projected, states;
     for (int layer = 0; layer < shape.layers; ++layer) {
-      outputs.resize(n * dirs * D);
+      const bool last = layer + 1 == shape.layers, wants_cells = last && data.c && k > 1;
+      reserve(outputs, "longscan::newton::outputs", n * dirs * D);
+      if (wants_cells) reserve(cells, "longscan::newton::cells", n * dirs * D);
       for (int direction = 0; direction < dirs; ++direction) {
         Direction<T>& d = directions_[layer * dirs + direction];
         const std::int64_t inputs = d.kernel->inputs();
-        projected.resize(n * inputs * D), states.resize(n * k * D);
+        reserve(projected, "longscan::newton::projected", n * inputs * D);
+        reserve(states, "longscan::newton::states", n * k * D);
         d.projection->apply(input.data(), n, projected.data());
         LayerPart<T> part =
             make_part(window, here, runs, direction == 1, projected.data(), inputs * D, states.data(), k * D);
@@ -156,20 +178,17 @@ class Solver final : public Newton::Impl {
         merge(report, one, layer == 0 && direction == 0);
         take_ends(part, runs, data, layer * dirs + direction, direction == 1);
         if (direction == 0) pass_carry(window, part, layer * dirs);
-        const bool last = layer + 1 == shape.layers;
-        for (std::int64_t t = 0; t < n; ++t) {
-          std::copy_n(&states[t * k * D], D, &outputs[(t * dirs + direction) * D]);
-          if (last && data.c && k > 1)
-            std::copy_n(&states[(t * k + 1) * D], D, static_cast<T*>(data.c) + (t * dirs + direction) * D);
-        }
+        gather(states.data(), n, k * D, D, outputs.data() + direction * D, dirs * D);
+        if (wants_cells) gather(states.data() + D, n, k * D, D, cells.data() + direction * D, dirs * D);
         if (one.status == NewtonStatus::not_converged || one.status == NewtonStatus::non_finite) {
           report.status = one.status;
           return report;
         }
       }
-      if (layer + 1 < shape.layers) input = outputs;
+      if (wants_cells) copy_to_host(cells.data(), n * dirs * D, static_cast<T*>(data.c));
+      if (!last) std::swap(input, outputs);
     }
-    if (data.h) std::copy(outputs.begin(), outputs.end(), static_cast<T*>(data.h));
+    if (data.h) copy_to_host(outputs.data(), n * dirs * D, static_cast<T*>(data.h));
     report.bytes_exchanged = ranks.bytes_sent() - sent_before;
     ranks.all_reduce(&report.bytes_exchanged, 1, Transport::Reduction::sum);
     return report;

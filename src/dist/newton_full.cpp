@@ -29,6 +29,49 @@ constexpr double rounding_units = 256;
 /// Above this relative residual the far tokens start anew.
 constexpr double blown_up = 1e6;
 
+using Tokens = Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>;
+
+/// The largest residual of each of `tokens` tokens, infinite if one is not finite. Launches
+/// "longscan::newton::residual" and waits: the host looks at them.
+template <class T>
+std::vector<double> residuals_of(const AffineMaps<T>& maps, std::int64_t blocks, std::int64_t tokens) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const int n = maps.n;
+  std::vector<double> host(tokens);
+  DeviceArray<double> largest;
+  reserve(largest, "longscan::newton::residuals", tokens);
+  Kokkos::parallel_for(
+      "longscan::newton::residual", Tokens(0, tokens), KOKKOS_LAMBDA(const std::int64_t t) {
+        double here = 0;
+        for (std::int64_t b = 0; b < blocks; ++b)
+          for (int i = 0; i < n; ++i) {
+            const auto r = static_cast<double>(maps.slot(t * blocks + b)[i * (n + 1) + n]), size = r < 0 ? -r : r;
+            here = is_non_finite(r) ? infinity : size > here ? size : here;
+          }
+        largest(t) = here;
+      });
+  copy_to_host<double>(largest.data(), tokens, host.data());
+  return host;
+}
+
+/// h += delta for `count` tokens from `t` on, element by element where the sum is finite; deltas [count][size]. Blocks
+/// of `state` values, where they are such, hold [channel][value]; states are [value][channel].
+/// Launches "longscan::newton::add".
+template <class T>
+void add_deltas(const CellTrajectory<T>& path, std::int64_t t, std::int64_t count, std::int64_t size,
+                std::int64_t state, bool by_channel, const T* deltas) {
+  const std::int64_t channels = size / state;
+  Kokkos::parallel_for(
+      "longscan::newton::add", Tokens(0, count), KOKKOS_LAMBDA(const std::int64_t i) {
+        T* h = path.h + (t + i) * path.h_stride;
+        for (std::int64_t j = 0; j < size; ++j) {
+          const std::int64_t from = by_channel ? j % channels * state + j / channels : j;
+          const T moved = h[j] + deltas[i * size + from];
+          if (!is_non_finite(moved)) h[j] = moved;
+        }
+      });
+}
+
 template <class T>
 class FullTrajectory {
  public:
@@ -100,8 +143,9 @@ class FullTrajectory {
 
   /// The state before the part moves as the rank before moves its last token.
   void take_state_from_before() {
-    const std::int64_t last = s_.part.runs.empty() ? 0 : s_.part.runs.back().end - 1;
-    const std::vector<T> in = pass_on(s_, s_.part.after >= 0 ? s_.part.path.at(last) : nullptr, tag_state);
+    std::vector<T> last(size_);
+    if (s_.part.after >= 0) copy_to_host<T>(s_.part.path.at(s_.part.runs.back().end - 1), size_, last.data());
+    const std::vector<T> in = pass_on(s_, last.data(), tag_state);
     if (!in.empty()) std::copy(in.begin(), in.end(), s_.start(0));
   }
 
@@ -127,7 +171,7 @@ class FullTrajectory {
   }
 
   AffineMaps<T> linearize(std::int64_t t, std::int64_t e, const T* before) {
-    maps_.resize((e - t) * blocks_ * shape_.stride);
+    reserve(maps_, "longscan::newton::maps", (e - t) * blocks_ * shape_.stride);
     AffineMaps<T> maps = shape_;
     maps.data = maps_.data();
     s_.kernel.linearize(s_.part.path, t, e, before, maps, diagonal_);
@@ -147,22 +191,14 @@ class FullTrajectory {
     const double rounding = std::max(limit, rounding_units * unit() * std::max(rms_, 1e-300));
     for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
       if (s_.part.axis_begin + e <= settled_) return;
-      const AffineMaps<T> maps = linearize(t, e, before(t, run));
+      const std::vector<double> residuals = residuals_of(linearize(t, e, before(t, run)), blocks_, e - t);
       for (std::int64_t i = 0; i < e - t; ++i) {
-        double here = 0;
-        bool finite = true;
-        for (std::int64_t b = 0; b < blocks_; ++b)
-          for (int j = 0; j < shape_.n; ++j) {
-            const T r = maps.slot(i * blocks_ + b)[j * (shape_.n + 1) + shape_.n];
-            finite = finite && !is_non_finite(r);
-            here = std::max(here, std::abs(static_cast<double>(r)));
-          }
-        if (!finite) here = std::numeric_limits<double>::infinity();
+        const double here = residuals[i];
         worst = std::max(worst, here);
         const std::int64_t token = s_.part.axis_begin + t + i;
         if (here > limit) found[0] = std::min(found[0], token);
         if (here > rounding) found[1] = std::min(found[1], token);
-        if (!finite) found[2] = std::min(found[2], token);
+        if (!std::isfinite(here)) found[2] = std::min(found[2], token);
       }
     });
     s_.ranks.all_reduce(&worst, 1, Transport::Reduction::max);
@@ -190,12 +226,13 @@ class FullTrajectory {
       buffers.out_known[0] = 1;
     }
     AffineMaps<T> folded = shape_;
-    std::vector<T> product;
+    DeviceArray<T> product;
     if (s_.part.after >= 0 && through) {  // what this part does to a delta
-      product.assign(blocks_ * shape_.stride, T(0));
-      folded.data = product.data();
+      std::vector<T> identity(blocks_ * shape_.stride, T(0));
       for (std::int64_t b = 0; b < blocks_; ++b)
-        for (int i = 0; i < shape_.n; ++i) folded.slot(b)[i * (shape_.n + 1) + i] = T(1);
+        for (int i = 0; i < shape_.n; ++i) identity[b * shape_.stride + i * (shape_.n + 1) + i] = T(1);
+      product = on_device("longscan::newton::folded", identity);
+      folded.data = product.data();
       for_stretches(false, [&](std::int64_t t, std::int64_t e, std::size_t run) {
         const AffineMaps<T> maps = linearize(t, e, before(t, run));
         affine_reshape(maps, (e - t) * blocks_, how_);
@@ -203,49 +240,37 @@ class FullTrajectory {
       });
     }
     exclusive_scan_chain(s_.ranks, {s_.part.before, s_.part.after}, buffers, [&](std::int64_t, std::int64_t) {
-      out = in;
-      affine_trace(folded, blocks_, 1, out.data(), static_cast<T*>(nullptr));
+      const DeviceArray<T> state = on_device("longscan::newton::delta", in);
+      affine_trace(folded, blocks_, 1, state.data(), static_cast<T*>(nullptr));
+      copy_to_host(state.data(), size_, out.data());
     });
     for (std::size_t i = 0; i < s_.part.runs.size(); ++i)
       walk(i == 0 && open ? in : std::vector<T>(size_, T(0)), i, true, out);
   }
 
-  /// Along one run from `delta` on; moves the path if `move`.
-  void walk(std::vector<T> delta, std::size_t wanted, bool move, std::vector<T>& last) {
-    std::vector<T> kept;  // the state before the next stretch, as it was
+  /// Along one run from the delta `first` on, to `last`; moves the path if `move`.
+  void walk(const std::vector<T>& first, std::size_t wanted, bool move, std::vector<T>& last) {
+    const DeviceArray<T> delta = on_device("longscan::newton::delta", first);
+    SharedVector<T> kept;  // the state before the next stretch, as it was
     for_stretches(false, [&](std::int64_t t, std::int64_t e, std::size_t run) {
       if (run != wanted) return;
-      if (settled_before(t, run)) std::fill(delta.begin(), delta.end(), T(0));
+      if (settled_before(t, run)) Kokkos::deep_copy(delta, T(0));
       const T* from = kept.empty() ? before(t, run) : kept.data();
       const AffineMaps<T> maps = linearize(t, e, from);
       affine_reshape(maps, (e - t) * blocks_, how_);
-      deltas_.resize((e - t) * size_);
+      reserve(deltas_, "longscan::newton::deltas", (e - t) * size_);
       affine_trace(maps, blocks_, e - t, delta.data(), deltas_.data());
       if (move) {
-        kept.assign(s_.part.path.at(e - 1), s_.part.path.at(e - 1) + size_);
+        kept.resize(size_);
+        copy_to_host<T>(s_.part.path.at(e - 1), size_, kept.data());
         add(t, e);
       }
     });
-    last = delta;
+    copy_to_host(delta.data(), size_, last.data());
   }
 
-  /// h += delta, element by element where the sum is finite. Blocks hold [channel][value], states [value][channel].
   void add(std::int64_t t, std::int64_t e) {
-    const CellTrajectory<T> path = s_.part.path;
-    const std::int64_t size = size_, D = s_.kernel.channels(), k = s_.kernel.state();
-    const bool by_channel = !diagonal_ && !s_.kernel.mixes();
-    const T* deltas = deltas_.data();
-    Kokkos::parallel_for(
-        "longscan::newton::add",
-        Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, e - t),
-        KOKKOS_LAMBDA(const std::int64_t i) {
-          T* h = path.h + (t + i) * path.h_stride;
-          for (std::int64_t j = 0; j < size; ++j) {
-            const std::int64_t from = by_channel ? j % D * k + j / D : j;
-            const T moved = h[j] + deltas[i * size + from];
-            if (!is_non_finite(moved)) h[j] = moved;
-          }
-        });
+    add_deltas(s_.part.path, t, e - t, size_, s_.kernel.state(), !diagonal_ && !s_.kernel.mixes(), deltas_.data());
   }
 
   /// elk: the delta that minimises sum |delta_t - A_t delta_{t-1} + r_t|^2 + damping |delta_t|^2, a Kalman smoother
@@ -260,14 +285,17 @@ class FullTrajectory {
     // what the smoother needs: A, predicted mean and variance, filtered mean and variance
     std::vector<T> A(tokens * size_), m_before(tokens * size_), P_before(tokens * size_), m(tokens * size_),
         P(tokens * size_);
+    std::vector<T> host;  // the maps of a stretch
     const T observation = T(1 / damping_);
     for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
       const AffineMaps<T> maps = linearize(t, e, before(t, run));
       affine_reshape(maps, (e - t) * blocks_, how_);
+      host.resize((e - t) * blocks_ * shape_.stride);
+      copy_to_host<T>(maps.data, static_cast<std::int64_t>(host.size()), host.data());
       for (std::int64_t i = t; i < e; ++i) {
         const bool reset = settled_before(i, run) || s_.part.axis_begin + i < first_wrong_;
         for (std::int64_t j = 0; j < size_; ++j) {
-          const T* map = maps.slot((i - t) * blocks_ + j);
+          const T* map = &host[((i - t) * blocks_ + j) * shape_.stride];
           const std::int64_t at = i * size_ + j;
           const bool lost = is_non_finite(map[0]) || is_non_finite(map[1]);  // moves nothing, and stays where it is
           A[at] = reset || lost ? T(0) : map[0];
@@ -285,7 +313,7 @@ class FullTrajectory {
     std::vector<T> next(3 * size_, T(0));  // delta, A / P_before, m_before of the token after
     const auto bytes_next = static_cast<std::int64_t>(next.size() * sizeof(T));
     if (s_.part.after >= 0) s_.ranks.receive(next.data(), bytes_next, s_.part.after, tag_filter + 1);
-    deltas_.assign(tokens * size_, T(0));
+    std::vector<T> deltas(tokens * size_, T(0));
     for (std::size_t r = s_.part.runs.size(); r-- > 0;) {
       const Run& run = s_.part.runs[r];
       if (!(r + 1 == s_.part.runs.size() && s_.part.after >= 0)) std::fill(next.begin(), next.end(), T(0));
@@ -293,13 +321,14 @@ class FullTrajectory {
         for (std::int64_t j = 0; j < size_; ++j) {
           const std::int64_t at = i * size_ + j;
           const T delta = m[at] + P[at] * next[size_ + j] * (next[j] - next[2 * size_ + j]);
-          deltas_[at] = delta;
+          deltas[at] = delta;
           next[j] = delta, next[size_ + j] = A[at] / P_before[at], next[2 * size_ + j] = m_before[at];
         }
     }
     if (s_.part.before >= 0) s_.ranks.send(next.data(), bytes_next, s_.part.before, tag_filter + 1)->wait();
     if (tokens > from) {
-      deltas_.erase(deltas_.begin(), deltas_.begin() + from * size_);
+      reserve(deltas_, "longscan::newton::deltas", (tokens - from) * size_);
+      copy_to_device(&deltas[from * size_], (tokens - from) * size_, deltas_.data());
       add(from, tokens);
     }
   }
@@ -311,7 +340,10 @@ class FullTrajectory {
     if (bad_ >= 0) s_.report.status = NewtonStatus::non_finite;
     for (std::size_t i = 0; i < s_.part.runs.size(); ++i) {
       const Run& run = s_.part.runs[i];
-      std::copy_n(run.size() > 0 ? s_.part.path.at(run.end - 1) : s_.start(i), size_, s_.end(i));
+      if (run.size() > 0)
+        copy_to_host<T>(s_.part.path.at(run.end - 1), size_, s_.end(i));
+      else
+        std::copy_n(s_.start(i), size_, s_.end(i));
     }
   }
 
@@ -320,7 +352,7 @@ class FullTrajectory {
   AffineMaps<T> shape_;
   bool diagonal_ = true;
   Reshape how_ = Reshape::keep;
-  std::vector<T> maps_, deltas_;
+  DeviceArray<T> maps_, deltas_;
   double worst_ = 0, rms_ = 0, first_rms_ = 0, damping_ = first_damping;
   std::int64_t first_wrong_ = 0, settled_ = 0, window_ = 0, bad_ = -1, beyond_rounding_ = 0, overflow_ = none;
 };

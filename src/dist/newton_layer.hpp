@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "core/device_memory.hpp"
 #include "local/cell_kernel.hpp"
 #include "longscan/newton.hpp"
 
@@ -16,9 +17,9 @@ struct LayerPart {
   CellTrajectory<T> path;
   std::vector<Run> runs;
   int before = -1, after = -1;
-  std::vector<T>
-      starts;  ///< states before the runs, [runs][state_size]; that of a run that comes from `before` is filled in
-  std::vector<T> ends;           ///< states after the runs
+  /// States before the runs, [runs][state_size]; that of a run that comes from `before` is filled in.
+  SharedVector<T> starts;
+  SharedVector<T> ends;          ///< states after the runs
   std::int64_t axis_begin = 0;   ///< the part's first token on the (direction's) axis
   std::int64_t axis_tokens = 0;  ///< tokens of the whole window
   bool continues() const { return before >= 0; }

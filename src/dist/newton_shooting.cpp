@@ -180,13 +180,13 @@ class Shooting {
 
   /// The rank after has no tokens before its part: its first start is what the last tokens here make of a zero state.
   void warm_up_for_next_rank() {
-    std::vector<T> zero(size_, T(0)), out(size_, T(0));
+    SharedVector<T> from(size_, T(0)), out(size_, T(0));
     if (s_.part.after >= 0) {
       const Border& last = borders_.back();
       const Run& run = s_.part.runs.back();
       const std::int64_t tokens = std::min(plan_.warm_up, run.size());
       const bool whole = tokens == run.size() && (run.starts || s_.part.runs.size() > 1 || s_.part.before < 0);
-      std::vector<T> from = whole ? std::vector<T>(s_.start(last.run), s_.start(last.run) + size_) : zero;
+      if (whole) std::copy_n(s_.start(last.run), size_, from.data());
       s_.kernel.run(s_.part.path, {{run.end - tokens, run.end, 0, 0, -1, 0, D_}}, from.data(), out.data(), false);
     }
     const std::vector<T> in = pass_on(s_, out.data(), tag_warm);
@@ -286,13 +286,16 @@ class Shooting {
 
   /// P of one segment, zero where it is too large to be trusted.
   void product(const Border& b, const AffineMaps<T>& shape, T* to) {
-    AffineMaps<T> folded = shape;
-    folded.data = to;
+    const std::int64_t size = D_ * shape.stride;
+    AffineMaps<T> host = shape, folded = shape, maps = shape;
+    host.data = to;
     for (int c = 0; c < D_; ++c)
-      for (int i = 0; i < shape.n; ++i) folded.slot(c)[i * (shape.n + 1) + i] = T(1);
-    const std::int64_t each = std::max<std::int64_t>(1, (std::int64_t{1} << 20) / (shape.stride * D_));
-    AffineMaps<T> maps = shape;
-    maps_.resize(each * D_ * shape.stride);
+      for (int i = 0; i < shape.n; ++i) host.slot(c)[i * (shape.n + 1) + i] = T(1);
+    reserve(folded_, "longscan::newton::folded", size);
+    folded.data = folded_.data();
+    copy_to_device(to, size, folded.data);
+    const std::int64_t each = std::max<std::int64_t>(1, (std::int64_t{1} << 20) / size);
+    reserve(maps_, "longscan::newton::maps", each * size);
     maps.data = maps_.data();
     for (std::int64_t t = b.segment.begin; t < b.segment.end; t += each) {
       const std::int64_t e = std::min(b.segment.end, t + each);
@@ -300,17 +303,18 @@ class Shooting {
                           false);
       affine_fold(maps, D_, e - t, folded);
     }
+    copy_to_host(folded.data, size, to);
     for (int c = 0; c < D_; ++c) {
       double norm = 0;
       for (int i = 0; i < shape.n; ++i) {
         double row = 0;
-        for (int j = 0; j < shape.n; ++j) row += std::abs(static_cast<double>(folded.slot(c)[i * (shape.n + 1) + j]));
+        for (int j = 0; j < shape.n; ++j) row += std::abs(static_cast<double>(host.slot(c)[i * (shape.n + 1) + j]));
         norm = std::max(norm, row);
       }
-      if (!(norm <= largest_product)) std::fill_n(folded.slot(c), shape.stride, T(0));
+      if (!(norm <= largest_product)) std::fill_n(host.slot(c), shape.stride, T(0));
     }
   }
-  /// The state that the segment was last run from: the start before the hand-over.
+  /// The state that the segment was last run from: the start before the hand-over. For kernels.
   const T* old_start(const Border& b) {
     old_start_.assign(start(b.segment.slot), start(b.segment.slot) + size_);
     if (!b.exact)
@@ -323,7 +327,9 @@ class Shooting {
   std::int64_t size_;
   SegmentPlan plan_;
   std::vector<Border> borders_;
-  std::vector<T> starts_, ends_, jumps_, maps_, old_start_;
+  SharedVector<T> starts_, ends_, old_start_;
+  std::vector<T> jumps_;
+  DeviceArray<T> maps_, folded_;
   std::vector<char> changed_;
   std::int64_t passes_ = 0, left_ = 0, prefix_ = 0, bad_ = -1;
   double rms_ = 0, worst_ = 0, contraction_ = 0;

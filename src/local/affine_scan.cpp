@@ -6,20 +6,27 @@
 namespace longscan {
 namespace {
 
+/// f(lanes, index) for the team's index.
+template <class T, class Space, class F>
+struct OnTeam {
+  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
+  using Member = typename Policy::member_type;
+  F f;
+  KOKKOS_FUNCTION void operator()(const Member& member) const {
+    if constexpr (is_host_space<Space>)
+      f(HostLanes<T>{}, static_cast<std::int64_t>(member.league_rank()));
+    else
+      f(DeviceLanes<T, Member>{member}, static_cast<std::int64_t>(member.league_rank()));
+  }
+};
+
 /// Launch f(lanes, index) on a team for each index below `count`.
 template <class T, class Space, class F>
 void for_teams(const char* label, const Space& space, std::int64_t count, int elements, const F& f) {
   if (count == 0) return;
-  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
-  using Member = typename Policy::member_type;
+  using Work = OnTeam<T, Space, F>;
   const int team = is_host_space<Space> ? 1 : elements >= 256 ? 256 : 32;
-  Kokkos::parallel_for(
-      label, Policy(space, count, team), KOKKOS_LAMBDA(const Member& member) {
-        if constexpr (is_host_space<Space>)
-          f(HostLanes<T>{}, static_cast<std::int64_t>(member.league_rank()));
-        else
-          f(DeviceLanes<T, Member>{member}, static_cast<std::int64_t>(member.league_rank()));
-      });
+  Kokkos::parallel_for(label, typename Work::Policy(space, count, team), Work{f});
 }
 
 template <class T>

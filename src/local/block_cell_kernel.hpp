@@ -57,6 +57,43 @@ class BlockCellKernel final : public CellKernel<T> {
     }
   }
 
+  /// Device: one lane a channel of a segment, so that a warp reads neighbouring channels.
+  void run_lanes(const CellTrajectory<T>& path, const std::vector<CellSegment>& segments, T* starts, T* ends,
+                 bool keep) const {
+    Kokkos::View<CellSegment*, typename Space::memory_space> list(
+        Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::cell::segments"), segments.size());
+    Kokkos::deep_copy(list,
+                      Kokkos::View<const CellSegment*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
+                          segments.data(), segments.size()));
+    const int D = channels_, lanes = (D + 31) / 32 * 32;
+    const T* weights = weights_;
+    Kokkos::parallel_for(
+        "longscan::cell::run",
+        Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(0,
+                                                                    static_cast<std::int64_t>(segments.size()) * lanes),
+        KOKKOS_LAMBDA(const std::int64_t i) {
+          const CellSegment s = list(i / lanes);
+          const int d = static_cast<int>(i % lanes);
+          if (d < s.channel_begin || d >= s.channel_end) return;
+          const std::int64_t size = static_cast<std::int64_t>(k) * D;
+          T ws[nw], h[k];
+          for (int j = 0; j < nw; ++j) ws[j] = weights[j * D + d];
+          const std::int64_t from = s.warm_up > 0 ? s.from : s.slot;
+          for (int j = 0; j < k; ++j) h[j] = from >= 0 ? starts[from * size + j * D + d] : T(0);
+          for (std::int64_t t = s.begin - s.warm_up; t < s.end; ++t) {
+            if (t == s.begin && s.warm_up > 0)
+              for (int j = 0; j < k; ++j) starts[s.slot * size + j * D + d] = h[j];
+            T xs[g];
+            for (int j = 0; j < g; ++j) xs[j] = path.x[t * path.x_stride + j * D + d];
+            Cell::step(xs, ws, h);
+            if (keep && t >= s.begin)
+              for (int j = 0; j < k; ++j) path.h[t * path.h_stride + j * D + d] = h[j];
+          }
+          for (int j = 0; j < k; ++j) ends[s.slot * size + j * D + d] = h[j];
+        });
+    Space().fence();  // the list is freed on return
+  }
+
   void guess(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end) const override {
     const int D = channels_;
     const T* weights = weights_;
@@ -133,43 +170,6 @@ class BlockCellKernel final : public CellKernel<T> {
   static void copy(const T* from, T* to, int D, const CellSegment& s) {
     for (int i = 0; i < k; ++i)
       std::copy(from + i * D + s.channel_begin, from + i * D + s.channel_end, to + i * D + s.channel_begin);
-  }
-
-  /// Device: one lane a channel of a segment, so that a warp reads neighbouring channels.
-  void run_lanes(const CellTrajectory<T>& path, const std::vector<CellSegment>& segments, T* starts, T* ends,
-                 bool keep) const {
-    Kokkos::View<CellSegment*, typename Space::memory_space> list(
-        Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::cell::segments"), segments.size());
-    Kokkos::deep_copy(list,
-                      Kokkos::View<const CellSegment*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
-                          segments.data(), segments.size()));
-    const int D = channels_, lanes = (D + 31) / 32 * 32;
-    const T* weights = weights_;
-    Kokkos::parallel_for(
-        "longscan::cell::run",
-        Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(0,
-                                                                    static_cast<std::int64_t>(segments.size()) * lanes),
-        KOKKOS_LAMBDA(const std::int64_t i) {
-          const CellSegment s = list(i / lanes);
-          const int d = static_cast<int>(i % lanes);
-          if (d < s.channel_begin || d >= s.channel_end) return;
-          const std::int64_t size = static_cast<std::int64_t>(k) * D;
-          T ws[nw], h[k];
-          for (int j = 0; j < nw; ++j) ws[j] = weights[j * D + d];
-          const std::int64_t from = s.warm_up > 0 ? s.from : s.slot;
-          for (int j = 0; j < k; ++j) h[j] = from >= 0 ? starts[from * size + j * D + d] : T(0);
-          for (std::int64_t t = s.begin - s.warm_up; t < s.end; ++t) {
-            if (t == s.begin && s.warm_up > 0)
-              for (int j = 0; j < k; ++j) starts[s.slot * size + j * D + d] = h[j];
-            T xs[g];
-            for (int j = 0; j < g; ++j) xs[j] = path.x[t * path.x_stride + j * D + d];
-            Cell::step(xs, ws, h);
-            if (keep && t >= s.begin)
-              for (int j = 0; j < k; ++j) path.h[t * path.h_stride + j * D + d] = h[j];
-          }
-          for (int j = 0; j < k; ++j) ends[s.slot * size + j * D + d] = h[j];
-        });
-    Space().fence();  // the list is freed on return
   }
 
   int channels_;

@@ -14,7 +14,8 @@
 
 namespace longscan {
 
-/// The inputs and states of the tokens of a part. Token t is at t * stride; a negative stride reads time backwards.
+/// The inputs and states of the tokens of a part, on the device. Token t is at t * stride; a negative stride reads time
+/// backwards.
 template <class T>
 struct CellTrajectory {
   const T* x = nullptr;
@@ -84,8 +85,9 @@ class CellKernel {
   int blocks() const { return mixes() ? 1 : channels(); }
   std::int64_t state_size() const { return static_cast<std::int64_t>(state()) * channels(); }
 
-  /// The recurrence over segments, side by side. starts, ends: slots of `state_size` values. Writes the states of the
-  /// segments' tokens where `keep`. The bits of a token depend on its inputs and the state before alone.
+  /// The recurrence over segments, side by side. starts, ends: slots of `state_size` values that kernels reach. Writes
+  /// the states of the segments' tokens where `keep`. The bits of a token depend on its inputs and the state before
+  /// alone. Waits: the host looks at ends.
   virtual void run(const CellTrajectory<T>& path, const std::vector<CellSegment>& segments, T* starts, T* ends,
                    bool keep) const = 0;
   /// h_t = f(0, x_t) for tokens [begin, end): where full-trajectory methods start.

@@ -88,8 +88,7 @@ void delta_pass(const Space& space, const DeltaPass<T>& pass) {
   if (pass.task_count == 0) return;
   using F = Functor<Space, T>;
   const std::size_t bytes = delta_scratch_bytes<T>(pass.rules);
-  const int team = is_host_space<Space> ? 1 : 256;
-  auto policy = typename F::Policy(space, pass.task_count, team)
+  auto policy = typename F::Policy(space, pass.task_count, delta_team<Space>)
                     .set_scratch_size(1, Kokkos::PerTeam(static_cast<int>(bytes + row_bytes)));
   Kokkos::parallel_for("longscan::delta::pass", policy, F{pass, bytes});
 }

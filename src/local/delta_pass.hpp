@@ -42,6 +42,10 @@ struct DeltaPass {
   DeltaCounts* counts = nullptr;  ///< one a task
 };
 
+/// Threads that work on a task together.
+template <class Space>
+inline constexpr int delta_team = is_host_space<Space> ? 1 : 256;
+
 /// Bytes of scratch memory a team needs.
 template <class T>
 std::size_t delta_scratch_bytes(const DeltaRules& rules);

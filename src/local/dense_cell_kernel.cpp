@@ -3,6 +3,7 @@
 
 #include "core/cells.hpp"
 #include "core/delta_chunk.hpp"
+#include "core/device_memory.hpp"
 #include "local/lanes.hpp"
 
 namespace longscan {
@@ -92,20 +93,25 @@ class DenseCellKernel final : public CellKernel<T> {
     GrowthSums sums;
     if (begin == end) return {sums};
     const std::int64_t n = static_cast<std::int64_t>(k) * D_, tokens = end - begin;
+    // one copy, from the lowest address on; token t is then at (t - lowest) * stride
     const auto to_host = [&](const T* from, std::int64_t stride, std::int64_t size) {
-      std::vector<T> host(tokens * size);
-      for (std::int64_t i = 0; i < tokens; ++i) copy_to_host(from + (begin + i) * stride, size, &host[i * size]);
+      std::vector<T> host((tokens - 1) * std::abs(stride) + size);
+      copy_to_host<T>(from + (stride < 0 ? end - 1 : begin) * stride, static_cast<std::int64_t>(host.size()),
+                      host.data());
       return host;
     };
     const std::vector<T> h = to_host(path.h, path.h_stride, n), x = to_host(path.x, path.x_stride, g * D_);
+    const auto at = [&](const std::vector<T>& host, std::int64_t stride, std::int64_t t) {
+      return host.data() + (stride < 0 ? t - (tokens - 1) : t) * stride;
+    };
     std::vector<T> first(n);
-    copy_to_host(before, n, first.data());
+    copy_to_host<T>(before, n, first.data());
     const auto W = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), W_);
     const auto bias = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), bias_);
     std::vector<double> v(n), next(n), p(g * D_), Wv(g * D_);
     for (std::int64_t i = 0; i < n; ++i) v[i] = 1 / std::sqrt(static_cast<double>(n)) * (i % 3 == 1 ? -1 : 1);
     for (std::int64_t t = 0; t < tokens; ++t) {
-      const T* s = t == 0 ? first.data() : &h[(t - 1) * n];
+      const T *s = t == 0 ? first.data() : at(h, path.h_stride, t - 1), *x_t = at(x, path.x_stride, t);
       for (int i = 0; i < g * D_; ++i) {
         double sum = 0, tangent = 0;
         const T* row = W.data() + static_cast<std::int64_t>(i) * D_;
@@ -115,7 +121,7 @@ class DenseCellKernel final : public CellKernel<T> {
       double size = 0;
       for (int d = 0; d < D_; ++d) {
         double xs[g], ps[g], hs[k], dp[k * g], ds[k * k];
-        for (int i = 0; i < g; ++i) xs[i] = double(x[t * g * D_ + i * D_ + d]), ps[i] = p[i * D_ + d];
+        for (int i = 0; i < g; ++i) xs[i] = double(x_t[i * D_ + d]), ps[i] = p[i * D_ + d];
         for (int i = 0; i < k; ++i) hs[i] = double(s[i * D_ + d]);
         Gates::derivatives(xs, ps, hs, dp, ds);
         for (int i = 0; i < k; ++i) {
@@ -133,12 +139,6 @@ class DenseCellKernel final : public CellKernel<T> {
     return {sums};
   }
 
- private:
-  static void copy_to_host(const T* from, std::int64_t n, T* to) {
-    Kokkos::deep_copy(Kokkos::View<T*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(to, n),
-                      Kokkos::View<const T*, Memory, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(from, n));
-  }
-
   struct Run {
     CellTrajectory<T> path;
     Kokkos::View<CellSegment*, Memory> list;
@@ -148,7 +148,9 @@ class DenseCellKernel final : public CellKernel<T> {
     int D, width;
     Array Wt, bias;
 
-    std::size_t bytes() const { return sizeof(T) * rows * (static_cast<std::size_t>(k) * D + width) + row_bytes; }
+    KOKKOS_FUNCTION std::size_t bytes() const {
+      return sizeof(T) * rows * (static_cast<std::size_t>(k) * D + width) + row_bytes;
+    }
 
     KOKKOS_FUNCTION void operator()(const Member& member) const {
       if constexpr (is_host_space<Space>)
@@ -266,6 +268,7 @@ class DenseCellKernel final : public CellKernel<T> {
     }
   };
 
+ private:
   int D_, width_;
   Array Wt_, W_, bias_;
 };

@@ -12,12 +12,12 @@ namespace longscan {
 /// n columns, rounded up to whole strips of a packed matrix.
 template <class T>
 constexpr int in_strips(int n) {
-  return (n + strip_columns<T>() - 1) / strip_columns<T>() * strip_columns<T>();
+  return (n + strip_columns<T> - 1) / strip_columns<T> * strip_columns<T>;
 }
 /// Where element (p, j) of a packed matrix of k rows stands.
 template <class T>
 constexpr std::int64_t packed_index(int k, int p, int j) {
-  constexpr int S = strip_columns<T>();
+  constexpr int S = strip_columns<T>;
   return (static_cast<std::int64_t>(j / S) * k + p) * S + j % S;
 }
 
@@ -166,7 +166,7 @@ struct DeviceLanes {
   }
   KOKKOS_FUNCTION void packed_product(int m, int n, int k, const T* a, int lda, const T* b, T* c, int ldc,
                                       bool accumulate) const {
-    constexpr int S = strip_columns<T>();
+    constexpr int S = strip_columns<T>;
     each2(m, n, [&](int i, int j) {
       T sum = accumulate ? c[i * ldc + j] : T(0);
       const T* column = b + static_cast<std::int64_t>(j / S) * k * S + j % S;

@@ -68,7 +68,7 @@ void gemm(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, i
 template <class T, int Rows, int Strips>
 void packed_tile(int k, const T* a, int lda, const T* b, T* c, int ldc, bool accumulate) {
   using V = typename Vector<T>::type;
-  constexpr int W = Vector<T>::size, S = strip_columns<T>(), each = S / W, Vectors = Strips * each;
+  constexpr int W = Vector<T>::size, S = strip_columns<T>, each = S / W, Vectors = Strips * each;
   V sum[Rows][Vectors];
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < Vectors; ++j)
@@ -101,7 +101,7 @@ void packed_strip(int m, int k, const T* a, int lda, const T* b, T* c, int ldc, 
 
 template <class T>
 void packed(int m, int n, int k, const T* a, int lda, const T* b, T* c, int ldc, bool accumulate) {
-  constexpr int S = strip_columns<T>();
+  constexpr int S = strip_columns<T>;
   const std::int64_t strip = static_cast<std::int64_t>(k) * S;
   int j = 0;
   if (m < 4)  // few rows: sums enough to hide the latency of one

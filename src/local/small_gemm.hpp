@@ -13,22 +13,13 @@ void small_gemm(int m, int n, int k, const float* a, int lda, const float* b, in
 void small_gemm(int m, int n, int k, const double* a, int lda, const double* b, int ldb, double* c, int ldc,
                 bool accumulate);
 
-/// Columns of a strip of `packed_gemm`.
+/// Columns of a strip of `packed_gemm`. Read in device code too, where functions of the host are not to be had.
 template <class T>
-constexpr int strip_columns();
+inline constexpr int strip_columns = 128 / static_cast<int>(sizeof(T));
 
 /// The same for a B that is used again and again, packed in strips of `strip_columns` columns: element (p, j) at
 /// (j / strip * k + p) * strip + j % strip; n a multiple of the strip. The same bits as small_gemm.
 void packed_gemm(int m, int n, int k, const float* a, int lda, const float* b, float* c, int ldc, bool accumulate);
 void packed_gemm(int m, int n, int k, const double* a, int lda, const double* b, double* c, int ldc, bool accumulate);
-
-template <>
-constexpr int strip_columns<float>() {
-  return 32;
-}
-template <>
-constexpr int strip_columns<double>() {
-  return 16;
-}
 
 }  // namespace longscan
