@@ -358,7 +358,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
     const bool mixes = network.type != "paragru" && network.type != "paralstm";
     const double n = static_cast<double>(network.state) * (mixes ? network.channels : 1);
     const double bytes = n * (n + 1) * (mixes ? 1 : network.channels) * (arithmetic == Precision::f64 ? 8 : 4);
-    progress.say("Jacobians take " + bytes_text(bytes) + " a token, " +
+    progress.say("note: Jacobians take " + bytes_text(bytes) + " a token, " +
                  bytes_text(bytes * static_cast<double>(tokens)) +
                  " in all; they are made in pieces of at most 64 MiB a rank");
   }

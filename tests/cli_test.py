@@ -98,7 +98,8 @@ class Command(unittest.TestCase):
         code, out, err = self.run_longscan(*words, ranks=ranks, **kw)
         self.assertEqual(code, expected, err)
         self.assertEqual(out, "")
-        messages = [line for line in err.splitlines() if line.startswith("longscan: ")]
+        messages = [line for line in err.splitlines()
+                    if line.startswith("longscan: ") and not line.startswith("longscan: note: ")]
         started = [m for m in messages if f" on {ranks} rank" in m]  # "delta, 64 tokens in … on 3 ranks (Serial)"
         self.assertEqual(len(messages) - len(started), 1, err)
         for text in texts:
