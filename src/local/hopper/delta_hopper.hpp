@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The delta rule on Hopper's tensor cores (sm_90a): 16-bit inputs, K = V = 128, chunks of 64 tokens. Raw pointers and a
-// stream only, so that any caller can use it. All calls are asynchronous unless they say otherwise; none allocates.
+// The delta rule on Hopper's tensor cores (sm_90a): 16-bit inputs, K and V of 64 to 128, chunks of 64 tokens. Raw
+// pointers and a stream only, so that any caller can use it. All calls are asynchronous unless they say otherwise; none
+// allocates.
 //
-//     S_t = S_(t-1) (I - beta_t k_t k_tᵀ) + eta_t v_t k_tᵀ,   o_t = scale S_t q_t
+//     S_t = S_(t-1) D_t (I - beta_t k_t k_tᵀ) + eta_t v_t k_tᵀ,   o_t = scale S_t q_t
+//
+// D_t is one decay a head, e^log_decay, or 1.
 //
 // Products have fp16 operands and fp32 sums, the state is fp32, the inverse of a chunk is fp32 or hi + lo halves. bf16
 // inputs are converted to fp16: exact for 6e-5 <= |x| <= 65504. What overflows ends as infinity or NaN in the state or
@@ -54,7 +57,7 @@ struct Task {
 
 struct Counts {
   std::int32_t bad = 0;       ///< 1: something was not finite
-  std::int32_t breaches = 0;  ///< tokens with beta |k|² > 2
+  std::int32_t breaches = 0;  ///< tokens with beta |k|² > 2; with erase_undecayed > 1 + e^log_decay
 };
 
 struct Pass {
@@ -69,17 +72,21 @@ struct Pass {
   float scale = 1;
   const Task* tasks = nullptr;  ///< on the device
   std::int32_t task_count = 0;
-  Counts* counts = nullptr;  ///< on the device, one a task; nullptr: not wanted
+  Counts* counts = nullptr;                 ///< on the device, one a task; nullptr: not wanted
+  std::int32_t d_key = 128, d_value = 128;  ///< of 64 to 128; what is not 64 or 128 is padded on chip
+  TokenScalars log_decay;                   ///< natural logarithms, <= 0, also -infinity (forgets all); none: no decay
+  bool erase_undecayed = false;  ///< with log_decay: S (D - beta k kᵀ) for S D (I - beta k kᵀ), D = e^log_decay
 };
 
-/// True if the current device and these shapes can take this path.
+/// True if the current device and these shapes can take this path; d_key and d_value must be the pass's.
 bool applies(int device_major, int d_key, int d_value, const Pass& pass);
 
-/// One CTA a task, in any order.
+/// One CTA a task, in any order. A task without tokens copies its state.
 cudaError_t run_pass(const Pass& pass, cudaStream_t stream);
 
-/// norms[i] = Frobenius norm of the 128 × 128 matrix i, `stride` floats apart.
-cudaError_t matrix_norms(const float* matrices, std::int64_t stride, int count, float* norms, cudaStream_t stream);
+/// norms[i] = Frobenius norm of matrix i, of `elements` floats in a row; matrices are `stride` floats apart.
+cudaError_t matrix_norms(const float* matrices, std::int64_t stride, int count, float* norms, cudaStream_t stream,
+                         int elements = 128 * 128);
 
 /// A run of maps: states[i + 1] = states[i] P[i] + L[i], i < maps. Matrices [V][K], K contiguous.
 struct Chain {
@@ -88,9 +95,12 @@ struct Chain {
   std::int64_t map_stride, state_stride;
   std::int32_t maps;
 };
-cudaError_t run_chains(const Chain* chains, int count, cudaStream_t stream);
+cudaError_t run_chains(const Chain* chains, int count, cudaStream_t stream, int d_key = 128, int d_value = 128);
 
-/// How one head's T tokens are cut so that every multiprocessor has one segment.
+/// Tasks that one multiprocessor works on at a time: `plan_segments` wants their number in all.
+int tasks_at_once(int d_key, int d_value);
+
+/// How one head's T tokens are cut so that every multiprocessor (every place for a task) has one segment.
 struct Segments {
   std::int64_t tokens = 0;  ///< in a segment, a multiple of 64
   std::int32_t count = 1;

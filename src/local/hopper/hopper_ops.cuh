@@ -59,6 +59,13 @@ __device__ __forceinline__ bool barrier_passed(std::uint32_t bar, std::uint32_t 
   return passed;
 }
 
+/// Adds one to a counter in shared memory; what this thread did before is seen by whoever reads the new value.
+__device__ __forceinline__ std::uint32_t count_up(std::uint32_t counter) {
+  std::uint32_t old;
+  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(counter) : "memory");
+  return old;
+}
+
 __device__ __forceinline__ void barrier_arrive_and_expect(std::uint32_t bar, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -105,6 +112,18 @@ __device__ __forceinline__ uint4 load16(std::uint32_t from) {
   return v;
 }
 
+__device__ __forceinline__ float load_float(std::uint32_t from) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from));
+  return v;
+}
+
+__device__ __forceinline__ float2 load_float2(std::uint32_t from) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from));
+  return v;
+}
+
 __device__ __forceinline__ float4 load_float4(std::uint32_t from) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(from));
@@ -142,13 +161,34 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&m)[4], 
                : "memory");
 }
 
+__device__ __forceinline__ void store_matrices(std::uint32_t to, const std::uint32_t (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(m[0]), "r"(m[1]),
+               "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
 __device__ __forceinline__ void store_matrices_transposed(std::uint32_t to, const std::uint32_t (&m)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(m[0]), "r"(m[1]),
                "r"(m[2]), "r"(m[3])
                : "memory");
 }
 
+__device__ __forceinline__ void store_float(std::uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+__device__ __forceinline__ void store_float4(std::uint32_t to, float x, float y, float z, float w) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
 // ---- conversions ----
+
+/// 2^x to 2^-22, results below 2^-126 are zero; exact for 0.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 __device__ __forceinline__ std::uint32_t pack_half(float low, float high) {
   std::uint32_t d;
@@ -275,27 +315,42 @@ __device__ __forceinline__ void product_n64(float* d, const std::uint32_t* a, st
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+// A, B in shared memory; `type` f16 or bf16, `set` 0 to write and 1 to add, `c` the constraint of d
+#define LONGSCAN_TILES_N64(type, set, c)                                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " set                                                    \
+               ", 0;\n"                                                                                   \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                \
+               " "                                                                                        \
+               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                  \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "        \
+               "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                            \
+               : LONGSCAN_D8(c, d, 0), LONGSCAN_D8(c, d, 8), LONGSCAN_D8(c, d, 16), LONGSCAN_D8(c, d, 24) \
+               : "l"(a), "l"(b))
+
 /// d[64 × 64] (+)= A · Bᵀ, both in rows.
-template <bool First>
+template <bool First, bool Bf16>
 __device__ __forceinline__ void product_tiles_n64(float* d, std::uint64_t a, std::uint64_t b) {
-  if constexpr (First)
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, 0;\n}\n"
-        : LONGSCAN_D8("=f", d, 0), LONGSCAN_D8("=f", d, 8), LONGSCAN_D8("=f", d, 16), LONGSCAN_D8("=f", d, 24)
-        : "l"(a), "l"(b));
+  if constexpr (Bf16 && First)
+    LONGSCAN_TILES_N64("bf16", "0", "=f");
+  else if constexpr (Bf16)
+    LONGSCAN_TILES_N64("bf16", "1", "+f");
+  else if constexpr (First)
+    LONGSCAN_TILES_N64("f16", "0", "=f");
   else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, 0;\n}\n"
-        : LONGSCAN_D8("+f", d, 0), LONGSCAN_D8("+f", d, 8), LONGSCAN_D8("+f", d, 16), LONGSCAN_D8("+f", d, 24)
-        : "l"(a), "l"(b));
+    LONGSCAN_TILES_N64("f16", "1", "+f");
+}
+#undef LONGSCAN_TILES_N64
+
+/// d[64 × 64] += a · B, B in columns (its rows are the k index).
+__device__ __forceinline__ void product_columns_n64(float* d, const std::uint32_t* a, std::uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+      : LONGSCAN_D8("+f", d, 0), LONGSCAN_D8("+f", d, 8), LONGSCAN_D8("+f", d, 16), LONGSCAN_D8("+f", d, 24)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 /// d[64 × 128] += a · B, B in columns (its rows are the k index).
