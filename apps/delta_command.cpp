@@ -96,12 +96,7 @@ class DeltaSolve {
     const Stopwatch watch(seconds_.solve);
     try {
       const DeltaReport r = rule_.solve(window, buffers_.inputs(), buffers_.outputs());
-      report_.stability_breaches += r.stability_breaches, report_.inverse_fallbacks += r.inverse_fallbacks;
-      report_.inverse_terms_max = std::max(report_.inverse_terms_max, r.inverse_terms_max);
-      report_.horizon_max = std::max(report_.horizon_max, r.horizon_max);
-      report_.boundaries += r.boundaries, report_.boundaries_forgotten += r.boundaries_forgotten;
-      report_.boundaries_corrected += r.boundaries_corrected, report_.map_tokens += r.map_tokens;
-      report_.bytes_exchanged += r.bytes_exchanged;
+      report_ += r;
       seconds_.scan += r.seconds_scan;
     } catch (const NonFinite& e) {
       throw Error(ExitCode::numerical, "the recurrence overflows " + e.arithmetic + " in " +
@@ -189,13 +184,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
     DeltaSolve solve(ranks, command, problem, *file, out, progress, seconds);
     solve.run(done);
     done += problem.tokens(), bytes_read += solve.bytes_read();
-    const DeltaReport& r = solve.report();
-    total.stability_breaches += r.stability_breaches, total.inverse_fallbacks += r.inverse_fallbacks;
-    total.inverse_terms_max = std::max(total.inverse_terms_max, r.inverse_terms_max);
-    total.horizon_max = std::max(total.horizon_max, r.horizon_max);
-    total.boundaries += r.boundaries, total.boundaries_forgotten += r.boundaries_forgotten;
-    total.boundaries_corrected += r.boundaries_corrected, total.map_tokens += r.map_tokens;
-    total.bytes_exchanged += r.bytes_exchanged;
+    total += solve.report();
     const std::string name(name_of(solve.options().precision));
     if (precision.find(name) == std::string::npos) precision += (precision.empty() ? "" : ",") + name;
   }
@@ -229,7 +218,13 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
                       {"boundaries_forgotten", total.boundaries_forgotten},
                       {"boundaries_corrected", total.boundaries_corrected},
                       {"horizon_max", total.horizon_max},
-                      {"map_tokens", total.map_tokens}};
+                      {"map_tokens", total.map_tokens},
+                      {"segments", total.segments},
+                      {"tensor_tasks", total.tensor_tasks},
+                      {"general_tasks", total.general_tasks}};
+  report["kernel"] = total.tensor_tasks == 0    ? "general"
+                     : total.general_tasks == 0 ? "tensor cores"
+                                                : "tensor cores, general where fp16 does not hold the numbers";
   agree(ranks, [&] {
     if (ranks.rank() == 0) write_report(command.solve.report, report);
   });

@@ -12,18 +12,12 @@ namespace longscan {
 
 void fill_delta_array(DeltaStream stream, std::uint64_t seed, std::int64_t begin, std::int64_t count, int heads,
                       int width, DType type, void* out) {
-  const auto number = static_cast<std::uint64_t>(stream);
   std::vector<double> row(width);
   for (std::int64_t i = 0; i < count * heads; ++i) {
     const std::uint64_t first = static_cast<std::uint64_t>((begin * heads + i) * width);
     double norm = 0;
     for (int j = 0; j < width; ++j) {
-      if (stream == DeltaStream::beta)
-        row[j] = random_uniform(seed, number, first + j);
-      else if (stream == DeltaStream::log_decay)
-        row[j] = 0.05 * std::log(random_uniform(seed, number, first + j));
-      else
-        row[j] = random_normal(seed, number, first + j);
+      row[j] = delta_value(stream, seed, first + j);
       norm += row[j] * row[j];
     }
     const double factor = stream == DeltaStream::q || stream == DeltaStream::k ? 1 / std::sqrt(norm) : 1;

@@ -204,14 +204,6 @@ class Gathered {
   std::vector<std::int64_t> times_;
 };
 
-void add(DeltaReport& sum, const DeltaReport& r) {
-  sum.stability_breaches += r.stability_breaches, sum.inverse_fallbacks += r.inverse_fallbacks;
-  sum.inverse_terms_max = std::max(sum.inverse_terms_max, r.inverse_terms_max);
-  sum.horizon_max = std::max(sum.horizon_max, r.horizon_max), sum.boundaries += r.boundaries;
-  sum.boundaries_forgotten += r.boundaries_forgotten, sum.boundaries_corrected += r.boundaries_corrected;
-  sum.map_tokens += r.map_tokens, sum.bytes_exchanged += r.bytes_exchanged;
-}
-
 }  // namespace
 
 Solution solve(Transport& ranks, const Case& c, std::int64_t window_tokens) {
@@ -244,7 +236,7 @@ Solution solve(Transport& ranks, const Case& c, std::int64_t window_tokens) {
     out.o = {memory.room(std::max<std::int64_t>(1, o_bytes)), type, row, V};
     if (!ends.empty()) out.final_states = memory.room(ends.size() * size * element);
     if (recorded > 0) out.states = memory.room(recorded * size * element);
-    add(s.report, rule.solve(window, in, out));
+    s.report += rule.solve(window, in, out);
 
     std::vector<std::byte> bytes(
         std::max<std::int64_t>(o_bytes, std::max<std::int64_t>(ends.size(), recorded) * size * element));

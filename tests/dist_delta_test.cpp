@@ -318,6 +318,83 @@ TEST_F(DistDelta, StatesTooLargeToBeForgottenAreCorrected) {
       }
 }
 
+// --- segments inside a rank -----------------------------------------------------------------------------------------
+
+TEST_F(DistDelta, AnySegmentsGiveTheAnswer) {
+  for (std::int64_t segment : {1, 37, 64, 1000})
+    for (const test::Rule& rule : all_rules)
+      for (Decay decay : all_decays)
+        for (bool packed : {false, true}) {
+          Recipe r;
+          r.tokens = segment == 1 ? 20 : 700, r.rule = rule, r.decay = decay, r.initial_states = true;
+          r.type = packed ? DType::f32 : DType::f64;
+          Case c = test::make_case(r);
+          if (packed) test::pack(c, {0, 0, 1, r.tokens / 3, r.tokens / 3, r.tokens / 2, r.tokens, r.tokens});
+          c.options.segment = segment, c.options.state_every = 90, c.options.chunk = segment == 37 ? 16 : 64;
+          for (std::int64_t window : {0, 150}) expect_right(c, window);
+        }
+}
+
+TEST_F(DistDelta, SegmentsForgetToo) {
+  for (DType type : {DType::f64, DType::f32}) {
+    Recipe r;
+    r.tokens = 12000 * size() + 17, r.type = type, r.initial_states = true;
+    Case c = test::make_case(r);
+    c.options.segment = 4000;
+    const Solution got = expect_right(c);
+    EXPECT_EQ(got.report.boundaries, std::int64_t{r.heads} * (size() - 1));
+    EXPECT_EQ(got.report.boundaries_forgotten, got.report.boundaries);
+    EXPECT_EQ(got.report.boundaries_corrected, 0);
+    EXPECT_GE(got.report.segments, 3 * r.heads * size());
+    EXPECT_LT(got.report.map_tokens, r.tokens * r.heads * 3 / 4);
+    EXPECT_GT(got.report.map_tokens, 0);
+    EXPECT_TRUE(test::solve(*ranks_, c) == got) << "the same bits again";
+  }
+  Recipe r;
+  r.tokens = 9000, r.key_dimensions = 5, r.initial_states = true;
+  Case c = test::make_case(r);
+  c.options.segment = 700;
+  const Solution got = expect_right(c);
+  EXPECT_EQ(got.report.boundaries_forgotten, 0);
+  EXPECT_EQ(got.report.boundaries_corrected, 0);
+}
+
+TEST_F(DistDelta, SegmentsWithStatesTooLargeToBeForgottenAreDoneAgain) {
+  for (DType type : {DType::f64, DType::f32}) {
+    // segments that end where parts do
+    const std::int64_t each = type == DType::f64 ? 6000 : 4000, tokens = size() * each;
+    Case c = large_state(size(), type, type == DType::f64 ? 1e24 : 1e14, tokens);
+    const Case one = c;
+    c.options.segment = each / 2;
+    const Solution got = test::solve(*ranks_, c), expected = test::solve(*alone_, one);
+    const auto tail = [&](const std::vector<double>& o) { return std::vector<double>(o.end() - 8 * 12, o.end()); };
+    EXPECT_LE(test::difference(tail(got.o), tail(expected.o)).rms, 1e4 * test::tolerance_of(type).rms);
+    if (size() > 1) {
+      EXPECT_GE(got.report.boundaries_corrected, 1) << test::describe(c);
+    }
+  }
+}
+
+TEST_F(DistDelta, OverflowInASegmentIsNamed) {
+  Recipe r;
+  r.tokens = 4000, r.type = DType::f32;
+  Case c = test::make_case(r);
+  for (int h = 0; h < r.heads; ++h)
+    for (std::int64_t t = 2500; t < 2600; ++t)
+      for (int i = 0; i < r.d_value; ++i) c.v.set(t, h, i, 3e38), c.beta.set(t, h, 0, 1.9);
+  std::int64_t named[2] = {-1, -1};
+  for (int i = 0; i < 2; ++i) {
+    c.options.segment = i == 0 ? 0 : 300;
+    try {
+      test::solve(*ranks_, c);
+    } catch (const NonFinite& e) {
+      named[i] = e.token;
+    }
+  }
+  EXPECT_GE(named[0], 2500);
+  EXPECT_EQ(named[0], named[1]);
+}
+
 TEST_F(DistDelta, OneRankMakesNoMap) {
   Recipe r;
   r.tokens = 3000;

@@ -54,6 +54,9 @@ struct DeltaOptions {
   Precision precision = Precision::f32;  ///< not automatic: decided by `arithmetic_of`
   bool reproducible = false;             ///< the same bits for any number of ranks and any windows
   std::int64_t state_every = 0;          ///< record the state after every so many tokens; 0 is never
+  /// Tokens of the segments that a rank solves side by side. 0: on a device enough of them to fill it, on a host none.
+  /// With `reproducible` a function of the sequence's length instead.
+  std::int64_t segment = 0;
 };
 
 /// The arithmetic that `wanted` means for inputs whose widest type is `widest`.
@@ -92,9 +95,15 @@ struct DeltaReport {
   std::int64_t boundaries_forgotten = 0;  ///< of these, how many did not depend on what came before the horizon
   std::int64_t boundaries_corrected = 0;  ///< of these, how many had to be sent again
   std::int64_t map_tokens = 0;            ///< tokens and heads whose map was computed besides the outputs
+  std::int64_t segments = 0;              ///< solved side by side, each head counted; 0 where a rank has none
+  std::int64_t tensor_tasks = 0;          ///< segments and maps computed by tensor-core kernels
+  std::int64_t general_tasks = 0;         ///< by the kernels that take everything
   std::int64_t bytes_exchanged = 0;       ///< sent by this and all other ranks
   double seconds_scan = 0;                ///< the exchange between ranks, waiting included; this rank
   double seconds_solve = 0;               ///< everything, this rank
+
+  /// Counts of another window or problem added; the larger of what is a maximum.
+  DeltaReport& operator+=(const DeltaReport& other);
 };
 
 /// The delta rule over sequences that are cut over the ranks of a Transport.

@@ -26,17 +26,20 @@ struct AffinePoints {
   KOKKOS_INLINE_FUNCTION T* slot(std::int64_t i) const { return data + i * stride; }
 };
 
-/// out = A x + b, `columns` columns with `columns` = m rounded up to the padding. out and x differ.
+/// out = A x + b in columns [begin, end), of the m rounded up to the padding. out and x differ.
 template <class T, class Lanes>
 KOKKOS_FUNCTION void affine_apply(const Lanes& lanes, const AffineMaps<T>& shape, const T* map, const T* x, T* out,
-                                  int leading) {
-  const int n = shape.n, m = shape.m;
-  lanes.each2(n, leading, [&](int i, int j) { out[i * leading + j] = j < m ? map[i * shape.leading + n + j] : T(0); });
+                                  int leading, int begin, int end) {
+  const int n = shape.n, m = end < shape.m ? end : shape.m, width = end - begin;
+  lanes.each2(n, width, [&](int i, int j) {
+    out[i * leading + begin + j] = begin + j < m ? map[i * shape.leading + n + begin + j] : T(0);
+  });
   lanes.sync();
   if (shape.padded) {
-    lanes.product(n, leading, n, map, shape.leading, x, leading, out, leading, true);
+    lanes.product(n, width, n, map, shape.leading, x + begin, leading, out + begin, leading, true);
   } else {
-    lanes.each2(n, m, [&](int i, int j) {
+    lanes.each2(n, m - begin, [&](int i, int column) {
+      const int j = begin + column;
       T sum = out[i * leading + j];
       for (int k = 0; k < n; ++k) sum += map[i * shape.leading + k] * x[k * leading + j];
       out[i * leading + j] = sum;

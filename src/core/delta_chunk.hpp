@@ -32,6 +32,7 @@ KOKKOS_INLINE_FUNCTION constexpr int padded(int n) {
 struct DeltaRules {
   int chunk = 64, d_key = 1, d_value = 1;
   bool dplr = false, undecayed = false, channel_decay = false, normalize_keys = false, round_to_bf16 = false;
+  bool half_operands = false;   ///< 16-bit operands of products are allowed
   bool outputs = true;          ///< compute o
   bool map = false;             ///< carry P^T in the columns before those of S
   bool count_breaches = false;  ///< of the stability bound; once for each token

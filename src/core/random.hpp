@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/portable.hpp"
+
 namespace longscan {
 
 /// 64 well-mixed bits (the finaliser of SplitMix64, applied to a Weyl sequence of the stream).
-inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+KOKKOS_INLINE_FUNCTION std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const auto mix = [](std::uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -19,16 +21,16 @@ inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, std::
 }
 
 /// Uniform in (0, 1).
-inline double random_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+KOKKOS_INLINE_FUNCTION double random_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return (static_cast<double>(random_bits(seed, stream, index) >> 11) + 0.5) * 0x1p-53;
 }
 
 /// Normal with mean 0 and variance 1 (Box and Muller).
-inline double random_normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+KOKKOS_INLINE_FUNCTION double random_normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const std::uint64_t bits = random_bits(seed, stream, index);
   const double u = (static_cast<double>(bits >> 32) + 0.5) * 0x1p-32;
   const double angle = static_cast<double>(bits & 0xFFFFFFFFull) * 0x1p-32 * 6.283185307179586;
-  return std::sqrt(-2 * std::log(u)) * std::cos(angle);
+  return sqrt(-2 * log(u)) * cos(angle);
 }
 
 }  // namespace longscan

@@ -8,33 +8,24 @@
 namespace longscan {
 namespace {
 
-template <class E, class Space>
-Kokkos::View<E*, typename Space::memory_space> upload(const Space& space, const std::vector<E>& from) {
-  Kokkos::View<E*, typename Space::memory_space> to(Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::tasks"),
-                                                    from.size());
-  Kokkos::View<const E*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>> host(from.data(), from.size());
-  Kokkos::deep_copy(space, to, host);
-  return to;
-}
-
+/// |P| below this is below the rounding of L, with room for states 64 times L.
+double vanishing_map(double rounding) { return rounding / 16; }
+/// Zeros, so that what pads the rows of maps and states is zero.
 template <class A>
-void reserve(A& array, const char* label, std::int64_t size) {
+void reserve_zeros(A& array, const char* label, std::int64_t size) {
   if (static_cast<std::int64_t>(array.extent(0)) >= size) return;
   array = A();  // give the old memory back first
   array = A(std::string(label), size);
 }
 
-template <class A>
-bool finite(const A& array) {
-  const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), array);
-  for (std::size_t i = 0; i < host.extent(0); ++i)
-    if (is_non_finite(host(i))) return false;
-  return true;
-}
-
-/// |P| below this is below the rounding of L, with room for states 64 times L.
 template <class T>
-constexpr double vanishing = (sizeof(T) == 8 ? 1.1e-16 : 6e-8) / 16;
+struct NonFiniteCount {
+  const T* data;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, int& count) const { count += is_non_finite(data[i]) ? 1 : 0; }
+};
+
+/// Segments shorter than this many chunks would spend their time on maps and starts.
+constexpr std::int64_t least_chunks = 16;
 
 }  // namespace
 
@@ -58,7 +49,7 @@ DeltaPart<T>::DeltaPart(const DeltaShape& shape, const DeltaOptions& options)
 
 template <class T>
 void DeltaPart<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::vector<Run> runs,
-                         std::vector<StatesPlace> places) {
+                         std::vector<StatesPlace> places, bool passes_on) {
   if (incoming.extent(0) == 0) {  // the first window; not before, so that memory can be compared with the need
     const std::int64_t states = shape_.heads * state_size_;
     in_states_ = Array<T>("longscan::delta::incoming", states);
@@ -69,17 +60,15 @@ void DeltaPart<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::ve
   }
   in_ = in, out_ = out, runs_ = std::move(runs), places_ = std::move(places);
   start_index_.assign(runs_.size(), 0), end_index_.assign(runs_.size(), 0);
-  std::int64_t starts = 0, ends = 0, segments = 0;
-  segment_first_.clear();
+  std::int64_t starts = 0, ends = 0;
   for (std::size_t i = 0; i < runs_.size(); ++i) {
     start_index_[i] = starts, end_index_[i] = ends;
     starts += runs_[i].starts, ends += runs_[i].ends;
-    segment_first_.push_back(segments);
-    segments += segments_of(runs_[i]);
   }
-  segment_first_.push_back(segments);
+  plan_segments(passes_on);
   std::fill(covered_.begin(), covered_.end(), 0);
-  mapped_tokens_ = 0;
+  borders_.clear();
+  mapped_tokens_ = tensor_tasks_ = general_tasks_ = 0;
 }
 
 template <class T>
@@ -90,6 +79,7 @@ DeltaRules DeltaPart<T>::rules(bool outputs, bool map) const {
   r.channel_decay = shape_.channel_decay && in_.log_decay, r.normalize_keys = options_.normalize_keys;
   r.round_to_bf16 = options_.precision == Precision::bf16 &&
                     (size_of(in_.k.type) > 2 || size_of(in_.v.type) > 2 || (in_.q && size_of(in_.q.type) > 2));
+  r.half_operands = options_.precision == Precision::bf16;
   r.outputs = outputs, r.map = map, r.inverse = options_.inverse, r.scale = options_.scale;
   return r;
 }
@@ -123,25 +113,54 @@ StateRef<const T> DeltaPart<T>::start_of(std::int64_t run, int head) const {
 }
 
 template <class T>
-PassSummary DeltaPart<T>::pass(const std::vector<Task>& tasks, const DeltaRules& rules) {
-  const auto device_tasks = upload(space_, tasks);
-  Array<DeltaCounts> counts("longscan::delta::counts", tasks.size());
+DeltaPass<T> DeltaPart<T>::describe(const DeltaRules& rules) const {
   DeltaPass<T> pass;
   pass.rules = rules;
   pass.in = {in_.q, in_.k, in_.v, in_.beta, in_.eta, in_.log_decay, in_.a, in_.b};
-  pass.tasks = device_tasks.data(), pass.task_count = static_cast<std::int64_t>(tasks.size());
-  pass.heads = shape_.heads, pass.counts = counts.data();
+  pass.heads = shape_.heads, pass.tokens = runs_.empty() ? 0 : runs_.back().end;
   if (rules.outputs) {
     pass.out = out_.o;
     pass.state_every = options_.state_every, pass.states = static_cast<T*>(out_.states);
   }
+  return pass;
+}
+
+/// By the fastest kernels that take the pass; tasks that they cannot hold the numbers of follow by the general ones.
+template <class T>
+PassSummary DeltaPart<T>::pass(const std::vector<Task>& tasks, const DeltaRules& rules) {
+  if constexpr (sizeof(T) == 4) {
+    const DeltaPass<T> pass = describe(rules);
+    if (!tasks.empty() && tensor_.applies(pass)) {
+      tensor_.launch(space_, pass, tasks);
+      const std::vector<char> rejected = tensor_.rejected(space_);  // waits: the host needs to know
+      std::vector<Task> again;
+      for (std::size_t i = 0; i < tasks.size(); ++i)
+        if (rejected[i]) again.push_back(tasks[i]);
+      tensor_tasks_ += static_cast<std::int64_t>(tasks.size() - again.size());
+      PassSummary summary = general_pass(again, rules);
+      if (rules.count_breaches) summary.breaches += tensor_.breaches();
+      return summary;
+    }
+  }
+  return general_pass(tasks, rules);
+}
+
+template <class T>
+PassSummary DeltaPart<T>::general_pass(const std::vector<Task>& tasks, const DeltaRules& rules) {
+  PassSummary summary;
+  if (tasks.empty()) return summary;
+  const auto n = static_cast<std::int64_t>(tasks.size());
+  reserve(counts_, "longscan::delta::counts", n);
+  DeltaPass<T> pass = describe(rules);
+  pass.tasks = tasks_(space_, tasks), pass.task_count = n, pass.counts = counts_.data();
   delta_pass(space_, pass);
   // waits: the host needs the counts
-  const auto found = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), counts);
-  PassSummary summary;
+  std::vector<DeltaCounts> found(n);
+  copy_to_host(counts_.data(), n, found.data());
+  general_tasks_ += n;
   const Task* worst = nullptr;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const DeltaCounts& c = found(i);
+    const DeltaCounts& c = found[i];
     summary.breaches += c.breaches, summary.fallbacks += c.fallbacks;
     summary.terms = std::max<std::int64_t>(summary.terms, c.terms);
     if (c.first_bad >= 0) summary.all_bad.push_back({c.first_bad, tasks[i].head});
@@ -165,83 +184,112 @@ BadToken DeltaPart<T>::locate(const Task& task, std::int64_t chunk_begin) {
   Task to_chunk = task;
   to_chunk.end = chunk_begin, to_chunk.to = state(before, 0), to_chunk.probe_at = -1;
   r.outputs = false;
-  pass({to_chunk}, r);
+  general_pass({to_chunk}, r);
   Task chunk = task;
   chunk.begin = chunk_begin, chunk.to = {}, chunk.probe_at = -1;
   chunk.from = {before.data(), state_leading_, 1};
   chunk.end = std::min(task.end, chunk_begin + options_.chunk);
   r.chunk = 1, r.outputs = static_cast<bool>(in_.q);
-  const BadToken found = pass({chunk}, r).bad;
+  const BadToken found = general_pass({chunk}, r).bad;
   out_ = kept;
   return found.token >= 0 ? found : BadToken{chunk_begin, task.head};
 }
 
 template <class T>
-std::vector<char> DeltaPart<T>::map_until_forgotten(std::int64_t limit) {
-  const int H = shape_.heads, C = options_.chunk;
-  const Run run = runs_.back();
-  limit = std::min(limit, run.size());
-  for (auto* slots : {&maps_, &new_maps_, &composed_}) reserve(*slots, "longscan::delta::maps", H * map_size_);
-  reserve(probes_, "longscan::delta::probes", H * state_size_);
-  // `tokens` before the end, moved out to the start of a chunk
-  const auto aligned = [&](double tokens) {
-    const auto whole = static_cast<std::int64_t>(std::min(tokens, static_cast<double>(limit)));
-    return limit - (limit - whole) / C * C;
+double DeltaPart<T>::vanishing() const {
+  if (sizeof(T) == 8) return vanishing_map(1.1e-16);
+  const bool halves = tensor_side_by_side() > 0;  // then L itself has the rounding of fp16 operands
+  return vanishing_map(halves ? 4.9e-4 / 4 : 6e-8);
+}
+
+/// The maps of the last tokens before each border. With `forgetting` as few as let P vanish, else as many as the
+/// border's limit allows: maps of the tokens before are joined to those that there are.
+template <class T>
+void DeltaPart<T>::map_borders(std::vector<Border>& borders, Array<T>& slots, bool forgetting) {
+  const std::int64_t C = options_.chunk;
+  std::int64_t size = 0;
+  for (const Border& b : borders) size = std::max(size, b.slot + 1);
+  // `tokens` before the border, moved out to the start of a chunk
+  const auto aligned = [&](const Border& b, double tokens) {
+    const auto whole = static_cast<std::int64_t>(std::min(tokens, static_cast<double>(b.limit)));
+    return b.limit - (b.limit - whole) / C * C;
   };
-  std::vector<char> forgets(H, 0);
-  std::vector<std::int64_t> wanted(H, aligned(16.0 * shape_.d_key));
-  std::vector<int> active(H);
-  for (int h = 0; h < H; ++h) active[h] = h;
-  Array<double> norms("longscan::delta::norms", 2 * H);
+  reserve_zeros(slots, "longscan::delta::maps", size * map_size_);
+  DeltaRules r = rules(false, true);
+  r.count_breaches = !forgetting && !out_.o && !out_.states;  // else `outputs` counts
+  segment_breaches_ = 0;
+  std::vector<std::int64_t> wanted(borders.size());
+  std::vector<std::size_t> active(borders.size());
+  for (std::size_t i = 0; i < borders.size(); ++i) {
+    wanted[i] = forgetting ? aligned(borders[i], 16.0 * shape_.d_key) : borders[i].limit;
+    active[i] = i;
+  }
   while (!active.empty()) {
     std::vector<Task> tasks;
     std::vector<AffineTask> joins;
-    for (int h : active) {
+    for (std::size_t i : active) {
+      const Border& b = borders[i];
+      const auto fresh = static_cast<std::int64_t>(joins.size());
       Task task;
-      task.head = h, task.begin = run.end - wanted[h], task.end = run.end - covered_[h];
-      task.to = map_slot(covered_[h] == 0 ? maps_ : new_maps_, h);
+      task.head = b.head, task.begin = b.end - wanted[i], task.end = b.end - b.covered;
+      if (b.covered > 0) {
+        reserve_zeros(new_maps_, "longscan::delta::new_maps", static_cast<std::int64_t>(active.size()) * map_size_);
+        joins.push_back({b.slot, fresh, fresh});
+      }
+      task.to = b.covered == 0 ? map_slot(slots, b.slot) : map_slot(new_maps_, fresh);
       tasks.push_back(task);
       mapped_tokens_ += task.end - task.begin;
-      if (covered_[h] > 0) joins.push_back({h, h, h});
     }
-    pass(tasks, rules(false, true));
+    segment_breaches_ += pass(tasks, r).breaches;
     if (!joins.empty()) {
-      const auto device = upload(space_, joins);
-      affine_compose(space_, maps(new_maps_), maps(maps_), maps(composed_), device.data(),
+      reserve_zeros(composed_, "longscan::delta::composed", static_cast<std::int64_t>(joins.size()) * map_size_);
+      affine_compose(space_, maps(new_maps_), maps(slots), maps(composed_), joins_(space_, joins),
                      static_cast<std::int64_t>(joins.size()));
-      for (const AffineTask& join : joins) {
-        const auto slot = std::pair(join.out * map_size_, (join.out + 1) * map_size_);
-        Kokkos::deep_copy(space_, Kokkos::subview(maps_, slot), Kokkos::subview(composed_, slot));
-      }
+      for (const AffineTask& join : joins)
+        Kokkos::deep_copy(space_, Kokkos::subview(slots, std::pair(join.map * map_size_, (join.map + 1) * map_size_)),
+                          Kokkos::subview(composed_, std::pair(join.out * map_size_, (join.out + 1) * map_size_)));
     }
-    affine_norms(space_, maps(maps_), norms.data(), H);
-    const auto found = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), norms);  // waits: decides what is next
-    std::vector<int> next;
-    for (int h : active) {
-      covered_[h] = wanted[h];
-      map_norms_[2 * h] = found(2 * h), map_norms_[2 * h + 1] = found(2 * h + 1);
-      forgets[h] = found(2 * h) <= vanishing<T>;
-      if (forgets[h] || covered_[h] >= limit || !std::isfinite(found(2 * h))) continue;
+    for (std::size_t i : active) borders[i].covered = wanted[i];
+    if (!forgetting) return;
+    reserve(norms_, "longscan::delta::norms", 2 * size);
+    affine_norms(space_, maps(slots), norms_.data(), size);
+    std::vector<double> found(2 * size);
+    copy_to_host(norms_.data(), 2 * size, found.data());  // waits: decides what is next
+    std::vector<std::size_t> next;
+    for (std::size_t i : active) {
+      Border& b = borders[i];
+      b.P = found[2 * b.slot], b.L = found[2 * b.slot + 1];
+      b.forgets = b.P <= vanishing();
+      if (b.forgets || b.covered >= b.limit || !std::isfinite(b.P)) continue;
       // |P| falls about exponentially: aim where it should vanish, between 1.25 and 4 times as far
       const double start = std::log(std::sqrt(static_cast<double>(shape_.d_key)));
-      const double fallen = start - std::log(found(2 * h)), needed = start - std::log(vanishing<T>);
+      const double fallen = start - std::log(b.P), needed = start - std::log(vanishing());
       const double factor = fallen > 0 ? std::clamp(1.1 * needed / fallen, 1.25, 4.0) : 4.0;
-      wanted[h] = aligned(factor * static_cast<double>(covered_[h]));
-      next.push_back(h);
+      wanted[i] = aligned(b, factor * static_cast<double>(b.covered));
+      next.push_back(i);
     }
     active = next;
   }
+}
+
+template <class T>
+std::vector<char> DeltaPart<T>::map_until_forgotten(std::int64_t limit) {
+  const int H = shape_.heads;
+  const Run run = runs_.back();
+  reserve_zeros(probes_, "longscan::delta::probes", H * state_size_);
+  std::vector<Border> ends(H);
+  for (int h = 0; h < H; ++h) ends[h] = {h, run.end, std::min(limit, run.size()), h};
+  map_borders(ends, maps_, true);
   // the state at the end of a head that forgets is L, the map of zero
-  Kokkos::deep_copy(space_, end_states_, T(0));
-  std::vector<AffineTask> ends;
-  for (int h = 0; h < H; ++h)
-    if (forgets[h]) ends.push_back({h, h, h});
-  if (!ends.empty()) {
-    const auto device = upload(space_, ends);
-    affine_apply(space_, maps(maps_), AffinePoints<const T>{end_states_.data(), state_leading_, state_size_},
-                 AffinePoints<T>{out_states_.data(), state_leading_, state_size_}, device.data(),
-                 static_cast<std::int64_t>(ends.size()));
+  std::vector<char> forgets(H, 0);
+  std::vector<AffineTask> constants;
+  for (int h = 0; h < H; ++h) {
+    covered_[h] = ends[h].covered, map_norms_[2 * h] = ends[h].P, map_norms_[2 * h + 1] = ends[h].L;
+    forgets[h] = ends[h].forgets;
+    if (forgets[h]) constants.push_back({h, h, h});
   }
+  affine_constants(space_, maps(maps_), points(out_states_), joins_(space_, constants),
+                   static_cast<std::int64_t>(constants.size()));
   Kokkos::deep_copy(outgoing, out_states_);  // waits: it goes to the next rank
   return forgets;
 }
@@ -264,10 +312,8 @@ void DeltaPart<T>::run_to_end(const std::vector<char>& known) {
   }
   pass(tasks, rules(false, false));
   if (!ends.empty()) {
-    const auto device = upload(space_, ends);
     affine_apply(space_, maps(maps_), AffinePoints<const T>{end_states_.data(), state_leading_, state_size_},
-                 AffinePoints<T>{out_states_.data(), state_leading_, state_size_}, device.data(),
-                 static_cast<std::int64_t>(ends.size()));
+                 points(out_states_), joins_(space_, ends), static_cast<std::int64_t>(ends.size()));
   }
   Kokkos::deep_copy(outgoing, out_states_);  // waits: it goes to the next rank
 }
@@ -279,10 +325,8 @@ void DeltaPart<T>::advance(std::int64_t begin, std::int64_t end, const std::vect
   std::vector<AffineTask> tasks;
   for (std::int64_t h = begin; h < end; ++h)
     if (!known[h]) tasks.push_back({h, h, h});
-  const auto device = upload(space_, tasks);
   affine_apply(space_, maps(maps_), AffinePoints<const T>{in_states_.data(), state_leading_, state_size_},
-               AffinePoints<T>{out_states_.data(), state_leading_, state_size_}, device.data(),
-               static_cast<std::int64_t>(tasks.size()));
+               points(out_states_), joins_(space_, tasks), static_cast<std::int64_t>(tasks.size()));
   Kokkos::deep_copy(Kokkos::subview(outgoing, range), Kokkos::subview(out_states_, range));  // waits: it is sent
 }
 
@@ -297,7 +341,7 @@ std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<char>& forgets) 
       const double x = probes(h * state_size_ + i);
       squares += x * x;
     }
-    wrong[h] = !(map_norms_[2 * h] * std::sqrt(squares) <= 64 * vanishing<T> * map_norms_[2 * h + 1]);
+    wrong[h] = !(map_norms_[2 * h] * std::sqrt(squares) <= 64 * vanishing() * map_norms_[2 * h + 1]);
   }
   return wrong;
 }
@@ -311,92 +355,213 @@ void DeltaPart<T>::take_true_end(const std::vector<char>& heads) {
         outgoing(i) = ends(i);
 }
 
-template <class T>
-std::int64_t DeltaPart<T>::segments_of(const Run& run) const {
-  const std::int64_t tokens = segment_tokens(run.length);
-  return (run.size() + tokens - 1) / tokens;
-}
+// --- segments
+// ----------------------------------------------------------------------------------------------------------
 
-/// Segment by segment and head by head; with outputs from the states at the borders, else the maps.
 template <class T>
-std::vector<DeltaTask<T>> DeltaPart<T>::segment_tasks(bool outputs) const {
-  std::vector<Task> tasks;
-  const std::int64_t H = shape_.heads;
-  for (std::size_t i = 0; i < runs_.size(); ++i) {
-    const Run& run = runs_[i];
-    const std::int64_t tokens = segment_tokens(run.length);
-    for (std::int64_t j = 0; j < segments_of(run); ++j)
-      for (int h = 0; h < H; ++h) {
-        Task task;
-        task.head = h, task.begin = run.begin + j * tokens, task.end = std::min(run.end, task.begin + tokens);
-        const std::int64_t segment = segment_first_[i] + j, border = segment + static_cast<std::int64_t>(i);
-        if (outputs) {
-          const StateRef<T> from = state(segment_states_, border * H + h);
-          task.from = {from.data, from.k_stride, from.v_stride};
-          task.position = places_[i].position + j * tokens, task.states_offset = places_[i].offset;
-        } else {
-          task.to = map_slot(segment_maps_, segment * H + h);
-        }
-        tasks.push_back(task);
-      }
+int DeltaPart<T>::tensor_side_by_side() const {
+  if constexpr (sizeof(T) == 4) {
+    const DeltaPass<T> pass = describe(rules(static_cast<bool>(out_.o), false));
+    if (tensor_.applies(pass)) return DeltaTensor::side_by_side(pass);
   }
-  return tasks;
+  return 0;
 }
 
+/// Runs are cut into segments of equal length, as many as the device takes at a time; with `reproducible` into segments
+/// that depend on the sequence alone. Maps are made where a state is wanted before the outputs: between segments, and
+/// behind the last run if it goes to another rank.
 template <class T>
-void DeltaPart<T>::map_segments() {
-  const std::int64_t H = shape_.heads, segments = segment_first_.back(), borders = segments + runs_.size();
-  reserve(segment_maps_, "longscan::delta::segment_maps", segments * H * map_size_);
-  reserve(segment_states_, "longscan::delta::segment_states", borders * H * state_size_);
-  const auto tasks = segment_tasks(false);
-  for (const Task& task : tasks) mapped_tokens_ += task.end - task.begin;
-  DeltaRules r = rules(false, true);
-  r.count_breaches = !out_.o && !out_.states;  // else `outputs` counts
-  segment_breaches_ = pass(tasks, r).breaches;
-  scan_runs(first_continues() ? 1 : 0, static_cast<std::int64_t>(runs_.size()), 0, H);
-}
-
-/// States at the borders of runs [first_run, last_run), heads [begin, end).
-template <class T>
-void DeltaPart<T>::scan_runs(std::int64_t first_run, std::int64_t last_run, std::int64_t begin, std::int64_t end) {
-  const std::int64_t H = shape_.heads;
-  std::vector<Task> starts;  // no tokens: they copy
-  std::vector<AffineChain> chains;
-  for (std::int64_t i = first_run; i < last_run; ++i)
-    for (std::int64_t h = begin; h < end; ++h) {
-      Task start;
-      start.head = static_cast<int>(h), start.from = start_of(i, start.head);
-      start.to = state(segment_states_, (segment_first_[i] + i) * H + h);
-      starts.push_back(start);
-      chains.push_back({segment_first_[i] * H + h, H, (segment_first_[i] + i) * H + h, H, segments_of(runs_[i])});
+void DeltaPart<T>::plan_segments(bool passes_on) {
+  const std::int64_t C = options_.chunk, H = shape_.heads;
+  std::int64_t tokens = 0;
+  for (const Run& run : runs_) tokens += run.size();
+  const int tensor = tensor_side_by_side();
+  const std::int64_t lanes = std::max<std::int64_t>(1, (tensor > 0 ? tensor : delta_side_by_side(space_)) / H);
+  const std::int64_t planned =
+      options_.segment > 0 ? options_.segment : std::max((tokens + lanes - 1) / lanes, least_chunks * C);
+  segment_first_.assign(1, 0), map_first_.assign(1, 0), border_first_.assign(1, 0), segment_tokens_.clear();
+  for (std::size_t i = 0; i < runs_.size(); ++i) {
+    const std::int64_t size = runs_[i].size();
+    std::int64_t each = size;  // one segment
+    if (options_.reproducible) {
+      each = segment_tokens(runs_[i].length);
+    } else if (segmented() && size > planned) {
+      const std::int64_t count = (size + planned - 1) / planned;
+      each = ((size + count - 1) / count + C - 1) / C * C;
     }
-  if (chains.empty()) return;
-  pass(starts, rules(false, false));
-  const auto device = upload(space_, chains);
-  affine_scan(space_, maps(segment_maps_), AffinePoints<T>{segment_states_.data(), state_leading_, state_size_},
-              device.data(), static_cast<std::int64_t>(chains.size()));
-  space_.fence();  // the chains are freed on return
+    each = std::max<std::int64_t>(1, each);
+    const std::int64_t segments = (size + each - 1) / each;
+    const bool wants_end = options_.reproducible || (passes_on && i + 1 == runs_.size());
+    const std::int64_t maps = !segmented() ? 0 : std::max<std::int64_t>(0, wants_end ? segments : segments - 1);
+    segment_tokens_.push_back(each);
+    segment_first_.push_back(segment_first_.back() + segments);
+    map_first_.push_back(map_first_.back() + maps);
+    border_first_.push_back(border_first_.back() + (segmented() && (maps > 0 || wants_end) ? maps + 1 : 0));
+  }
+}
+
+template <class T>
+TokenRange DeltaPart<T>::segment(std::int64_t run, std::int64_t j) const {
+  const std::int64_t begin = runs_[run].begin + j * segment_tokens_[run];
+  return {begin, std::min(runs_[run].end, begin + segment_tokens_[run])};
+}
+
+template <class T>
+void DeltaPart<T>::map_segments(bool forgetting) {
+  const std::int64_t H = shape_.heads, all_runs = static_cast<std::int64_t>(runs_.size());
+  reserve_zeros(border_states_, "longscan::delta::borders", border_first_.back() * H * state_size_);
+  borders_.clear();
+  for (std::int64_t i = 0; i < all_runs; ++i)
+    for (std::int64_t j = 0; j < maps_of(i); ++j)
+      for (int h = 0; h < H; ++h) {
+        const TokenRange tokens = segment(i, j);
+        borders_.push_back({(map_first_[i] + j) * H + h, tokens.end, tokens.size(), h});
+      }
+  map_borders(borders_, segment_maps_, forgetting && !options_.reproducible);
+  std::vector<AffineTask> constants;  // where the map forgets, the state is L
+  for (std::int64_t i = 0; i < all_runs; ++i)
+    for (std::int64_t j = 0; j < maps_of(i); ++j)
+      for (std::int64_t h = 0; h < H; ++h) {
+        const std::int64_t map = (map_first_[i] + j) * H + h;
+        if (borders_[map].forgets) constants.push_back({map, 0, (border_first_[i] + j + 1) * H + h});
+      }
+  if (!constants.empty())
+    affine_constants(space_, maps(segment_maps_), points(border_states_), joins_(space_, constants),
+                     static_cast<std::int64_t>(constants.size()));
+  scan_runs(first_continues() ? 1 : 0, all_runs, 0, H, true);
+  scan_runs(0, all_runs, 0, H, false);
+}
+
+/// States at the borders of runs [first_run, last_run), heads [begin, end), from maps that do not forget: those that
+/// follow from the state before the run (`leading`), or the others.
+template <class T>
+void DeltaPart<T>::scan_runs(std::int64_t first_run, std::int64_t last_run, std::int64_t begin, std::int64_t end,
+                             bool leading) {
+  const std::int64_t H = shape_.heads;
+  std::vector<Task> starts;
+  std::vector<AffineChain> chains;
+  for (std::int64_t i = first_run; i < last_run; ++i) {
+    if (border_first_[i + 1] == border_first_[i]) continue;
+    for (std::int64_t h = begin; h < end; ++h) {
+      const auto forgets = [&](std::int64_t j) { return borders_[(map_first_[i] + j) * H + h].forgets; };
+      if (leading) {
+        Task start;
+        start.head = static_cast<int>(h), start.from = start_of(i, start.head);
+        start.to = state(border_states_, border_first_[i] * H + h);
+        starts.push_back(start);
+      }
+      for (std::int64_t j = 0; j < maps_of(i);) {
+        std::int64_t next = j;
+        while (next < maps_of(i) && !forgets(next)) ++next;
+        if (next > j && leading == (j == 0))
+          chains.push_back({(map_first_[i] + j) * H + h, H, (border_first_[i] + j) * H + h, H, next - j});
+        if (leading) break;
+        j = next + 1;
+      }
+    }
+  }
+  if (!starts.empty())
+    copy_states(space_, tasks_(space_, starts), static_cast<std::int64_t>(starts.size()), shape_.d_key, shape_.d_value);
+  if (!chains.empty())
+    affine_scan(space_, maps(segment_maps_), points(border_states_), chains_(space_, chains),
+                static_cast<std::int64_t>(chains.size()));
 }
 
 template <class T>
 void DeltaPart<T>::scan_first_run(std::int64_t begin, std::int64_t end) {
   const auto range = std::pair(begin * state_size_, end * state_size_);
   Kokkos::deep_copy(Kokkos::subview(in_states_, range), Kokkos::subview(incoming, range));
-  scan_runs(0, 1, begin, end);
+  scan_runs(0, 1, begin, end, true);
+}
+
+template <class T>
+std::vector<char> DeltaPart<T>::first_run_forgets() const {
+  std::vector<char> any(shape_.heads, 0);
+  if (!runs_.empty())
+    for (std::int64_t i = 0; i < maps_of(0) * shape_.heads; ++i)
+      if (borders_[i].forgets) any[borders_[i].head] = 1;
+  return any;
 }
 
 template <class T>
 void DeltaPart<T>::take_segment_end(std::int64_t begin, std::int64_t end) {
-  const std::int64_t H = shape_.heads, border = segment_first_.back() + static_cast<std::int64_t>(runs_.size()) - 1;
-  Kokkos::deep_copy(
-      Kokkos::subview(outgoing, std::pair(begin * state_size_, end * state_size_)),
-      Kokkos::subview(segment_states_, std::pair((border * H + begin) * state_size_,
-                                                 (border * H + end) * state_size_)));  // waits: it is sent
+  const std::int64_t H = shape_.heads, border = border_first_.back() - 1;
+  Kokkos::deep_copy(Kokkos::subview(outgoing, std::pair(begin * state_size_, end * state_size_)),
+                    Kokkos::subview(border_states_, std::pair((border * H + begin) * state_size_,
+                                                              (border * H + end) * state_size_)));  // waits: it is sent
 }
 
 template <class T>
+std::vector<double> DeltaPart<T>::norms_of(const Array<T>& slots, std::int64_t count) {
+  reserve(norms_, "longscan::delta::norms", count);
+  affine_norms(space_, AffinePoints<const T>{slots.data(), state_leading_, state_size_}, shape_.d_key, norms_.data(),
+               count);
+  std::vector<double> norms(count);
+  copy_to_host(norms_.data(), count, norms.data());
+  return norms;
+}
+
+template <class T>
+std::int64_t DeltaPart<T>::wrong_borders() {
+  if (std::none_of(borders_.begin(), borders_.end(), [](const Border& b) { return b.forgets; })) return 0;
+  const std::vector<double> before = norms_of(probes_, static_cast<std::int64_t>(borders_.size()));
+  std::int64_t wrong = 0;
+  for (std::size_t i = 0; i < borders_.size(); ++i) {
+    const Border& b = borders_[i];
+    wrong += b.forgets && !(b.P * before[i] <= 64 * vanishing() * b.L);
+  }
+  return wrong;
+}
+
+/// All segments, from the states at the borders; with `reproducible` every segment's end is a border too.
+template <class T>
+std::vector<DeltaTask<T>> DeltaPart<T>::segment_tasks() {
+  const std::int64_t H = shape_.heads, K = shape_.d_key, V = shape_.d_value;
+  std::vector<Task> tasks;
+  for (std::size_t i = 0; i < runs_.size(); ++i)
+    for (std::int64_t j = 0; j < segments_of(i); ++j)
+      for (int h = 0; h < H; ++h) {
+        const TokenRange tokens = segment(i, j);
+        Task task;
+        task.head = h, task.begin = tokens.begin, task.end = tokens.end;
+        const StateRef<T> from = state(border_states_, (border_first_[i] + j) * H + h);
+        task.from = border_first_[i + 1] == border_first_[i]
+                        ? start_of(i, h)
+                        : StateRef<const T>{from.data, from.k_stride, from.v_stride};
+        if (!options_.reproducible && j + 1 == segments_of(i)) {
+          if (!runs_[i].ends)
+            task.to = state(end_states_, h);
+          else if (out_.final_states)
+            task.to = {static_cast<T*>(out_.final_states) + (end_index_[i] * H + h) * V * K, 1, K};
+        }
+        if (j < maps_of(i)) {
+          const std::int64_t map = (map_first_[i] + j) * H + h;
+          if (borders_[map].forgets)
+            task.probe_at = tokens.end - borders_[map].covered, task.probe = state(probes_, map);
+        }
+        task.position = places_[i].position + tokens.begin - runs_[i].begin, task.states_offset = places_[i].offset;
+        tasks.push_back(task);
+      }
+  return tasks;
+}
+
+template <class T>
+bool DeltaPart<T>::finite(const Array<T>& slots) const {
+  int bad = 0;
+  const T* data = slots.data();
+  Kokkos::parallel_reduce("longscan::delta::finite",
+                          Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(
+                              space_, 0, border_first_.back() * shape_.heads * state_size_),
+                          NonFiniteCount<T>{data}, bad);
+  return bad == 0;
+}
+
+// --- outputs
+// -----------------------------------------------------------------------------------------------------------
+
+template <class T>
 PassSummary DeltaPart<T>::outputs(const std::vector<char>& heads) {
-  Kokkos::deep_copy(in_states_, incoming);
+  if (first_continues()) Kokkos::deep_copy(in_states_, incoming);
   const std::int64_t H = shape_.heads, K = shape_.d_key, V = shape_.d_value;
   const auto wanted = [&](int h) { return heads.empty() || heads[h]; };
   const auto user_final = [&](std::size_t run, int h) -> StateRef<T> {
@@ -405,13 +570,19 @@ PassSummary DeltaPart<T>::outputs(const std::vector<char>& heads) {
   };
   const bool computes = out_.o || out_.states;
   std::vector<Task> tasks, copies;
-  if (options_.reproducible) {
-    tasks = segment_tasks(true);
+  if (segmented()) {
+    reserve_zeros(probes_, "longscan::delta::probes", map_first_.back() * H * state_size_);
+    tasks = segment_tasks();
     for (std::size_t i = 0; i < runs_.size(); ++i)
-      for (int h = 0; h < H; ++h) {  // the last border of each run
+      for (int h = 0; h < H; ++h) {
+        // with `reproducible` the state at the last border is the final one, else that of a run without tokens
+        if (!options_.reproducible && segments_of(i) > 0) continue;
         Task copy;
-        const StateRef<T> from = state(segment_states_, (segment_first_[i + 1] + static_cast<std::int64_t>(i)) * H + h);
-        copy.head = h, copy.from = {from.data, from.k_stride, from.v_stride};
+        copy.head = h, copy.from = start_of(i, h);
+        if (border_first_[i + 1] > border_first_[i]) {
+          const StateRef<T> from = state(border_states_, (border_first_[i + 1] - 1) * H + h);
+          copy.from = {from.data, from.k_stride, from.v_stride};
+        }
         copy.to = runs_[i].ends ? user_final(i, h) : state(end_states_, h);
         copies.push_back(copy);
       }
@@ -441,20 +612,30 @@ PassSummary DeltaPart<T>::outputs(const std::vector<char>& heads) {
     summary = pass(tasks, r);
   } else {
     // the states at the borders are all there is: only a bad one needs a pass, to name the token
-    summary.bad = finite(segment_states_) ? BadToken{} : pass(tasks, r).bad;
+    summary.bad = finite(border_states_) ? BadToken{} : pass(tasks, r).bad;
     summary.breaches = segment_breaches_;
   }
-  if (!copies.empty()) pass(copies, rules(false, false));
+  if (!copies.empty())
+    copy_states(space_, tasks_(space_, copies), static_cast<std::int64_t>(copies.size()), shape_.d_key, shape_.d_value);
   // a map may overflow where the outputs do not: the state behind the last token shows it
-  if (options_.reproducible && !runs_.empty() && summary.bad.token < 0 && !finite(segment_states_))
+  if (segmented() && border_first_.back() > 0 && !runs_.empty() && summary.bad.token < 0 && !finite(border_states_))
     summary.bad = {std::max<std::int64_t>(0, runs_.back().end - 1), 0};
+  space_.fence();
   return summary;
 }
 
 template <class T>
-std::int64_t DeltaPart<T>::workspace_bytes(std::int64_t segmented_tokens) const {
-  const std::int64_t segments = (segmented_tokens + 1023) / 1024;
-  const std::int64_t elements = 6 * state_size_ + 3 * map_size_ + segments * (state_size_ + map_size_);
+std::int64_t DeltaPart<T>::workspace_bytes(std::int64_t tokens) const {
+  std::int64_t maps = 0;  // of segments
+  if (options_.reproducible)
+    maps = (tokens + 1023) / 1024;
+  else if (segmented())
+    maps =
+        std::min<std::int64_t>(delta_side_by_side(space_) / shape_.heads + 1, tokens / (least_chunks * options_.chunk));
+  if (options_.segment > 0 && !options_.reproducible) maps = tokens / options_.segment + 1;
+  const std::int64_t joined = options_.reproducible ? 0 : 2 * maps;
+  const std::int64_t elements =
+      6 * state_size_ + 3 * map_size_ + maps * (2 * state_size_ + map_size_) + joined * map_size_;
   return elements * shape_.heads * static_cast<std::int64_t>(sizeof(T)) +
          static_cast<std::int64_t>(delta_scratch_bytes<T>(rules(true, true))) * Space().concurrency() /
              delta_team<Space>;

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/device_memory.hpp"
 #include "local/affine_scan.hpp"
 #include "local/delta_pass.hpp"
+#include "local/delta_tensor.hpp"
 #include "longscan/delta_rule.hpp"
 
 namespace longscan {
@@ -22,6 +24,48 @@ struct PassSummary {
   std::int64_t breaches = 0, fallbacks = 0, terms = 0;
   BadToken bad;
   std::vector<BadToken> all_bad;  ///< one a task that met one, to the start of its chunk
+};
+
+/// A state that is wanted before the outputs: the map of the tokens before it.
+struct Border {
+  std::int64_t slot = 0;   ///< of the map
+  std::int64_t end = 0;    ///< the border is before this token
+  std::int64_t limit = 0;  ///< tokens that the map may cover at most
+  int head = 0;
+  std::int64_t covered = 0;
+  double P = 0, L = 0;   ///< Frobenius norms
+  bool forgets = false;  ///< P vanishes: the state is L, whatever came before
+};
+
+/// Host values that kernels read: copied to the device, or there already.
+template <class E>
+class Uploaded {
+ public:
+  template <class Space>
+  const E* operator()(const Space& space, const std::vector<E>& values) {
+    if constexpr (is_host_space<Space>) {
+      space.fence();  // kernels may still read the values before
+      kept_ = values;
+      return kept_.data();
+    } else {
+      space.fence();
+      staged_.assign(values.begin(), values.end());
+      const auto n = static_cast<std::int64_t>(values.size());
+      if (static_cast<std::int64_t>(device_.extent(0)) < n) {
+        device_ = {};
+        device_ = DeviceArray<E>(Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string("longscan::tasks")), n);
+      }
+      using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
+      Kokkos::deep_copy(space, Kokkos::View<E*, typename Space::memory_space, Unmanaged>(device_.data(), n),
+                        Kokkos::View<const E*, SharedSpace, Unmanaged>(staged_.data(), n));
+      return device_.data();
+    }
+  }
+
+ private:
+  std::vector<E> kept_;
+  SharedVector<E> staged_;
+  DeviceArray<E> device_;
 };
 
 /// Where a run stands in the counting of `state_every`.
@@ -41,7 +85,12 @@ class DeltaPart {
   DeltaPart(const DeltaShape& shape, const DeltaOptions& options);
 
   /// The window's data, its runs, and where each stands in the counting of `state_every`.
-  void begin(const DeltaInputs& in, const DeltaOutputs& out, std::vector<Run> runs, std::vector<StatesPlace> places);
+  /// `passes_on`: the state behind the last run is wanted before the outputs.
+  void begin(const DeltaInputs& in, const DeltaOutputs& out, std::vector<Run> runs, std::vector<StatesPlace> places,
+             bool passes_on);
+
+  /// Tokens are cut into segments, which are solved side by side. The same on all ranks.
+  bool segmented() const { return options_.reproducible || options_.segment > 0 || !is_host_space<Space>; }
 
   const std::vector<Run>& runs() const { return runs_; }
   int heads() const { return shape_.heads; }
@@ -67,13 +116,23 @@ class DeltaPart {
   void take_true_end(const std::vector<char>& heads);
   const std::vector<std::int64_t>& horizons() const { return covered_; }
 
-  // --- segments: the same bits for any cut ---------------------------------------------------------------------------
-  /// The maps of all segments, and the states at their borders in all runs, except the first if `first_continues`.
-  void map_segments();
-  /// For heads [begin, end): the states at the borders of the first run's segments, from `incoming`.
+  // --- segments ------------------------------------------------------------------------------------------------------
+  /// The maps before all borders between segments, as far back as the state there depends on tokens; with
+  /// `reproducible` or without `forgetting` those of whole segments. Then the states at the borders, except those that
+  /// depend on `incoming`.
+  void map_segments(bool forgetting);
+  /// For heads [begin, end): the states at the borders of the first run's segments that depend on `incoming`.
   void scan_first_run(std::int64_t begin, std::int64_t end);
   /// For heads [begin, end): `outgoing` is the state at the last border of the last run.
   void take_segment_end(std::int64_t begin, std::int64_t end);
+  /// Heads whose state at the end of the first run does not depend on `incoming`.
+  std::vector<char> first_run_forgets() const;
+  /// Borders that were taken to be independent of what came before, and are not, now that `outputs` has seen that.
+  std::int64_t wrong_borders();
+  const std::vector<Border>& borders() const { return borders_; }
+  std::int64_t segments() const { return segmented() ? segment_first_.back() * shape_.heads : 0; }
+  std::int64_t tensor_tasks() const { return tensor_tasks_; }
+  std::int64_t general_tasks() const { return general_tasks_; }
 
   // --- outputs -------------------------------------------------------------------------------------------------------
   /// All outputs, final and recorded states, and the state at the end of the last run (for the marked heads; all if
@@ -86,15 +145,26 @@ class DeltaPart {
  private:
   using Task = DeltaTask<T>;
   DeltaRules rules(bool outputs, bool map) const;
+  DeltaPass<T> describe(const DeltaRules& rules) const;
   PassSummary pass(const std::vector<Task>& tasks, const DeltaRules& rules);
+  PassSummary general_pass(const std::vector<Task>& tasks, const DeltaRules& rules);
   BadToken locate(const Task& task, std::int64_t chunk_begin);
   StateRef<T> state(const Array<T>& slots, std::int64_t slot) const;
   StateRef<T> map_slot(const Array<T>& slots, std::int64_t slot) const;
   AffineMaps<T> maps(const Array<T>& slots) const;
+  AffinePoints<T> points(const Array<T>& slots) const { return {slots.data(), state_leading_, state_size_}; }
   StateRef<const T> start_of(std::int64_t run, int head) const;
-  std::int64_t segments_of(const Run& run) const;
-  std::vector<Task> segment_tasks(bool outputs) const;
-  void scan_runs(std::int64_t first_run, std::int64_t last_run, std::int64_t begin, std::int64_t end);
+  void map_borders(std::vector<Border>& borders, Array<T>& slots, bool forgetting);
+  std::vector<double> norms_of(const Array<T>& slots, std::int64_t count);
+  bool finite(const Array<T>& slots) const;
+  double vanishing() const;
+  int tensor_side_by_side() const;
+  void plan_segments(bool passes_on);
+  std::int64_t segments_of(std::int64_t run) const { return segment_first_[run + 1] - segment_first_[run]; }
+  std::int64_t maps_of(std::int64_t run) const { return map_first_[run + 1] - map_first_[run]; }
+  TokenRange segment(std::int64_t run, std::int64_t j) const;
+  std::vector<Task> segment_tasks();
+  void scan_runs(std::int64_t first_run, std::int64_t last_run, std::int64_t begin, std::int64_t end, bool leading);
 
   DeltaShape shape_;
   DeltaOptions options_;
@@ -106,13 +176,21 @@ class DeltaPart {
   std::vector<Run> runs_;
   std::vector<std::int64_t> start_index_, end_index_;  // per run
   std::vector<StatesPlace> places_;
-  std::int64_t mapped_tokens_ = 0, segment_breaches_ = 0;
+  std::int64_t mapped_tokens_ = 0, segment_breaches_ = 0, tensor_tasks_ = 0, general_tasks_ = 0;
   std::vector<std::int64_t> covered_;  // tokens that maps_[head] covers
   std::vector<double> map_norms_;      // |P|, |L| a head
   Array<T> in_states_, out_states_, end_states_, probes_;
   Array<T> maps_, new_maps_, composed_;
-  Array<T> segment_maps_, segment_states_;   // reproducible: [segment][head], [border][head]
-  std::vector<std::int64_t> segment_first_;  // per run: its first segment; borders start at that + run
+  Array<double> norms_;
+  Array<DeltaCounts> counts_;
+  // per run, and one behind the last: its first segment, map and border. Slots are [segment or border][head].
+  std::vector<std::int64_t> segment_first_, map_first_, border_first_, segment_tokens_;
+  Array<T> segment_maps_, border_states_;
+  std::vector<Border> borders_;  // [map][head]
+  DeltaTensor tensor_;
+  Uploaded<Task> tasks_;
+  Uploaded<AffineTask> joins_;
+  Uploaded<AffineChain> chains_;
 };
 
 /// Tokens of a segment of a sequence of `length` tokens with --reproducible: a function of the length alone.

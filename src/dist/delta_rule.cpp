@@ -94,14 +94,17 @@ class Solver final : public DeltaRule::Impl {
     const Links links = begin(window, in, out);
 
     const auto scan_start = std::chrono::steady_clock::now();
-    if (options.reproducible)
-      pass_states_by_segments(links);
+    if (part_.segmented())
+      pass_states_by_segments(links, true);
     else
       pass_states(links);
     report_.seconds_scan = seconds_since(scan_start);
 
     PassSummary found = part_.outputs();
-    if (!options.reproducible) confirm(links, found);
+    if (part_.segmented())
+      confirm_segments(links, found);
+    else
+      confirm(links, found);
     carry(window, links);
     report_.bytes_exchanged = ranks.bytes_sent() - sent_before;
     finish(found);
@@ -124,9 +127,11 @@ class Solver final : public DeltaRule::Impl {
     }
     const bool continues = !runs.empty() && !runs.front().starts, goes_on = !runs.empty() && !runs.back().ends;
     const bool first = here_.begin == window.begin, last = here_.end == window.end;
-    part_.begin(in, out, std::move(runs), std::move(places));
+    const Links links{{continues && !first ? ranks.rank() - 1 : -1, goes_on && !last ? ranks.rank() + 1 : -1},
+                      goes_on && last};
+    part_.begin(in, out, std::move(runs), std::move(places), links.chain.sends());
     if (continues && first) std::copy(carry_.begin(), carry_.end(), part_.incoming.data());
-    return {{continues && !first ? ranks.rank() - 1 : -1, goes_on && !last ? ranks.rank() + 1 : -1}, goes_on && last};
+    return links;
   }
 
   /// Boundary states: from the horizon where a head forgets; else run on from a known state, or from the map of the
@@ -155,22 +160,47 @@ class Solver final : public DeltaRule::Impl {
     scan(links.chain, known, [&](std::int64_t b, std::int64_t e) { part_.advance(b, e, known_); });
   }
 
-  /// Boundary states that do not depend on how tokens are cut: maps of fixed segments, one after another.
-  void pass_states_by_segments(const Links& links) {
+  /// Boundary states inside and between parts from the maps of segments: those of horizons, as long as all is forgotten
+  /// before them, or of whole segments, one after another. With `reproducible` always the latter, and segments that do
+  /// not depend on how tokens are cut.
+  void pass_states_by_segments(const Links& links, bool forgetting) {
     const std::int64_t H = shape.heads;
-    part_.map_segments();
+    part_.map_segments(forgetting);
     if (part_.first_continues() && !links.chain.receives()) part_.scan_first_run(0, H);
     const bool through = links.chain.receives() && part_.runs().size() == 1;  // what comes in decides what goes out
-    if (!part_.runs().empty() && !through) part_.take_segment_end(0, H);
-    if (links.chain.sends()) report_.boundaries += H;
-    scan(links.chain, std::vector<char>(H, !through), [&](std::int64_t b, std::int64_t e) {
+    const std::vector<char> known = through ? part_.first_run_forgets() : std::vector<char>(H, 1);
+    if (links.chain.sends()) {
+      part_.take_segment_end(0, H);  // what is not known is replaced below
+      count_boundaries();
+    }
+    scan(links.chain, known, [&](std::int64_t b, std::int64_t e) {
       part_.scan_first_run(b, e);
       part_.take_segment_end(b, e);
     });
-    if (links.chain.receives() && !(through && links.chain.sends())) {
-      part_.scan_first_run(0, H);
-      if (through) part_.take_segment_end(0, H);
+    if (links.chain.receives()) part_.scan_first_run(0, H);
+    if (options.reproducible && !part_.runs().empty()) part_.take_segment_end(0, H);
+  }
+
+  void count_boundaries() {
+    const std::size_t H = shape.heads;
+    report_.boundaries += H;
+    for (std::size_t i = part_.borders().size() - std::min(part_.borders().size(), H); i < part_.borders().size();
+         ++i) {
+      report_.boundaries_forgotten += part_.borders()[i].forgets;
+      report_.horizon_max = std::max(report_.horizon_max, part_.borders()[i].covered);
     }
+  }
+
+  /// After the outputs every rank knows the true states before its horizons. If one was too large to be forgotten, all
+  /// ranks start again from the maps of whole segments.
+  void confirm_segments(const Links& links, PassSummary& found) {
+    if (options.reproducible) return;
+    std::int64_t wrong = part_.wrong_borders();
+    ranks.all_reduce(&wrong, 1, Transport::Reduction::sum);
+    if (wrong == 0) return;
+    if (ranks.rank() == 0) report_.boundaries_corrected += wrong;
+    pass_states_by_segments(links, false);
+    found = part_.outputs();
   }
 
   void scan(ScanLinks links, const std::vector<char>& known, const std::function<void(std::int64_t, std::int64_t)>& f) {
@@ -235,13 +265,17 @@ class Solver final : public DeltaRule::Impl {
                            report_.boundaries_forgotten,
                            report_.boundaries_corrected,
                            part_.mapped_tokens(),
-                           report_.bytes_exchanged};
-    ranks.all_reduce(sums, 7, Transport::Reduction::sum);
+                           report_.bytes_exchanged,
+                           part_.segments(),
+                           part_.tensor_tasks(),
+                           part_.general_tasks()};
+    ranks.all_reduce(sums, 10, Transport::Reduction::sum);
     std::int64_t largest[] = {found.terms, report_.horizon_max};
     ranks.all_reduce(largest, 2, Transport::Reduction::max);
     report_.stability_breaches = sums[0], report_.inverse_fallbacks = sums[1], report_.boundaries = sums[2];
     report_.boundaries_forgotten = sums[3], report_.boundaries_corrected = sums[4], report_.map_tokens = sums[5];
-    report_.bytes_exchanged = sums[6], report_.inverse_terms_max = largest[0], report_.horizon_max = largest[1];
+    report_.bytes_exchanged = sums[6], report_.segments = sums[7], report_.tensor_tasks = sums[8];
+    report_.general_tasks = sums[9], report_.inverse_terms_max = largest[0], report_.horizon_max = largest[1];
 
     constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
     std::int64_t token = found.bad.token < 0 ? none : here_.begin + found.bad.token;
@@ -265,6 +299,18 @@ void require(bool good, const std::string& message) {
 }
 
 }  // namespace
+
+DeltaReport& DeltaReport::operator+=(const DeltaReport& r) {
+  stability_breaches += r.stability_breaches, inverse_fallbacks += r.inverse_fallbacks;
+  inverse_terms_max = std::max(inverse_terms_max, r.inverse_terms_max);
+  horizon_max = std::max(horizon_max, r.horizon_max);
+  boundaries += r.boundaries, boundaries_forgotten += r.boundaries_forgotten;
+  boundaries_corrected += r.boundaries_corrected, map_tokens += r.map_tokens;
+  segments += r.segments, tensor_tasks += r.tensor_tasks, general_tasks += r.general_tasks;
+  bytes_exchanged += r.bytes_exchanged;
+  seconds_scan += r.seconds_scan, seconds_solve += r.seconds_solve;
+  return *this;
+}
 
 DeltaRule::DeltaRule(Transport& ranks, const DeltaShape& shape, const DeltaOptions& options, Sequences sequences,
                      std::optional<Sequences> counting) {

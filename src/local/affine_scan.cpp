@@ -29,16 +29,31 @@ void for_teams(const char* label, const Space& space, std::int64_t count, int el
   Kokkos::parallel_for(label, typename Work::Policy(space, count, team), Work{f});
 }
 
-template <class T>
+/// Columns that one team takes: points' columns do not depend on each other, so a device works on several blocks of
+/// them at a time.
+template <class Space>
+struct ColumnBlocks {
+  int width, count;
+  explicit ColumnBlocks(int leading) {
+    width = is_host_space<Space> || leading < 32 ? leading : 16;
+    count = (leading + width - 1) / width;
+  }
+};
+
+template <class T, class Space>
 struct Apply {
   AffineMaps<T> maps;
   AffinePoints<const T> x;
   AffinePoints<T> out;
   const AffineTask* tasks;
+  ColumnBlocks<Space> blocks;
   template <class Lanes>
-  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
-    affine_apply(lanes, maps, static_cast<const T*>(maps.slot(tasks[i].map)), x.slot(tasks[i].x),
-                 out.slot(tasks[i].out), out.leading);
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t team) const {
+    const AffineTask& task = tasks[team / blocks.count];
+    const int begin = static_cast<int>(team % blocks.count) * blocks.width;
+    const int end = begin + blocks.width < out.leading ? begin + blocks.width : out.leading;
+    affine_apply(lanes, maps, static_cast<const T*>(maps.slot(task.map)), x.slot(task.x), out.slot(task.out),
+                 out.leading, begin, end);
   }
 };
 
@@ -53,37 +68,55 @@ struct Compose {
   }
 };
 
-template <class T>
+template <class T, class Space>
 struct Scan {
   AffineMaps<T> maps;
   AffinePoints<T> points;
   const AffineChain* chains;
+  ColumnBlocks<Space> blocks;
   template <class Lanes>
-  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
-    const AffineChain& c = chains[i];
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t team) const {
+    const AffineChain& c = chains[team / blocks.count];
+    const int begin = static_cast<int>(team % blocks.count) * blocks.width;
+    const int end = begin + blocks.width < points.leading ? begin + blocks.width : points.leading;
     for (std::int64_t j = 0; j < c.length; ++j)
       affine_apply(lanes, maps, static_cast<const T*>(maps.slot(c.map + j * c.map_step)),
                    static_cast<const T*>(points.slot(c.point + j * c.point_step)),
-                   points.slot(c.point + (j + 1) * c.point_step), points.leading);
+                   points.slot(c.point + (j + 1) * c.point_step), points.leading, begin, end);
   }
 };
 
 template <class T>
-struct Norms {
+struct Constants {
   AffineMaps<T> maps;
-  double* norms;
+  AffinePoints<T> out;
+  const AffineTask* tasks;
   template <class Lanes>
   KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
-    lanes.once([&] {
-      const T* map = maps.slot(i);
-      double a = 0, b = 0;
-      for (int row = 0; row < maps.n; ++row) {
-        for (int j = 0; j < maps.n; ++j) a += double(map[row * maps.leading + j]) * double(map[row * maps.leading + j]);
-        for (int j = maps.n; j < maps.n + maps.m; ++j)
-          b += double(map[row * maps.leading + j]) * double(map[row * maps.leading + j]);
-      }
-      norms[2 * i] = sqrt(a), norms[2 * i + 1] = sqrt(b);
+    const T* map = maps.slot(tasks[i].map);
+    T* to = out.slot(tasks[i].out);
+    lanes.each2(maps.n, out.leading, [&](int row, int j) {
+      to[row * out.leading + j] = j < maps.m ? map[row * maps.leading + maps.n + j] : T(0);
     });
+  }
+};
+
+/// norms[i * step] = Frobenius norm of columns [begin, end) of n rows in slot i.
+template <class T>
+struct Norms {
+  AffinePoints<const T> slots;
+  int n, begin, end;
+  double* norms;
+  int step;
+  template <class Lanes>
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
+    const T* slot = slots.slot(i);
+    const int width = end - begin;
+    const double squares = lanes.sum(static_cast<std::int64_t>(n) * width, [&](std::int64_t e) {
+      const double x = slot[e / width * slots.leading + begin + e % width];
+      return x * x;
+    });
+    lanes.once([&] { norms[i * step] = sqrt(squares); });
   }
 };
 
@@ -92,7 +125,9 @@ struct Norms {
 template <class Space, class T>
 void affine_apply(const Space& space, const AffineMaps<T>& maps, const AffinePoints<const T>& x,
                   const AffinePoints<T>& out, const AffineTask* tasks, std::int64_t count) {
-  for_teams<T>("longscan::affine::apply", space, count, maps.n * maps.m, Apply<T>{maps, x, out, tasks});
+  const ColumnBlocks<Space> blocks(out.leading);
+  for_teams<T>("longscan::affine::apply", space, count * blocks.count, maps.n * blocks.width,
+               Apply<T, Space>{maps, x, out, tasks, blocks});
 }
 
 template <class Space, class T>
@@ -105,12 +140,29 @@ void affine_compose(const Space& space, const AffineMaps<T>& first, const Affine
 template <class Space, class T>
 void affine_scan(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& points,
                  const AffineChain* chains, std::int64_t count) {
-  for_teams<T>("longscan::affine::scan", space, count, maps.n * maps.m, Scan<T>{maps, points, chains});
+  const ColumnBlocks<Space> blocks(points.leading);
+  for_teams<T>("longscan::affine::scan", space, count * blocks.count, maps.n * blocks.width,
+               Scan<T, Space>{maps, points, chains, blocks});
 }
 
 template <class Space, class T>
 void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, std::int64_t count) {
-  for_teams<T>("longscan::affine::norms", space, count, 1, Norms<T>{maps, norms});
+  const AffinePoints<const T> slots{maps.data, maps.leading, maps.stride};
+  for_teams<T>("longscan::affine::norms", space, count, maps.n * maps.n, Norms<T>{slots, maps.n, 0, maps.n, norms, 2});
+  for_teams<T>("longscan::affine::norms", space, count, maps.n * maps.m,
+               Norms<T>{slots, maps.n, maps.n, maps.n + maps.m, norms + 1, 2});
+}
+
+template <class Space, class T>
+void affine_norms(const Space& space, const AffinePoints<const T>& points, int n, double* norms, std::int64_t count) {
+  for_teams<T>("longscan::affine::norms", space, count, n * points.leading,
+               Norms<T>{points, n, 0, points.leading, norms, 1});
+}
+
+template <class Space, class T>
+void affine_constants(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& out,
+                      const AffineTask* tasks, std::int64_t count) {
+  for_teams<T>("longscan::affine::constants", space, count, maps.n * maps.m, Constants<T>{maps, out, tasks});
 }
 
 #define LONGSCAN_INSTANTIATE(T)                                                                                        \
@@ -120,7 +172,11 @@ void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, 
                                const AffineMaps<T>&, const AffineTask*, std::int64_t);                                 \
   template void affine_scan(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffinePoints<T>&,        \
                             const AffineChain*, std::int64_t);                                                         \
-  template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, double*, std::int64_t);
+  template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, double*, std::int64_t);       \
+  template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffinePoints<const T>&, int, double*,         \
+                             std::int64_t);                                                                            \
+  template void affine_constants(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffinePoints<T>&,   \
+                                 const AffineTask*, std::int64_t);
 LONGSCAN_INSTANTIATE(float)
 LONGSCAN_INSTANTIATE(double)
 #undef LONGSCAN_INSTANTIATE

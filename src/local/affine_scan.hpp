@@ -10,7 +10,7 @@ namespace longscan {
 /// out = map(x), or out = second after first.
 struct AffineTask {
   std::int64_t map = 0;  ///< slot of the map, or of the second map
-  std::int64_t x = 0;    ///< slot of the point, or of the first map; -1 (points only) is zero
+  std::int64_t x = 0;    ///< slot of the point, or of the first map
   std::int64_t out = 0;
 };
 
@@ -39,5 +39,14 @@ void affine_scan(const Space& space, const AffineMaps<T>& maps, const AffinePoin
 /// Launches "longscan::affine::norms".
 template <class Space, class T>
 void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, std::int64_t count);
+
+/// Frobenius norms of the points of n rows in slots 0 … count - 1. Launches "longscan::affine::norms".
+template <class Space, class T>
+void affine_norms(const Space& space, const AffinePoints<const T>& points, int n, double* norms, std::int64_t count);
+
+/// out = map(0) = b, task by task; x is not looked at. Launches "longscan::affine::constants".
+template <class Space, class T>
+void affine_constants(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& out,
+                      const AffineTask* tasks, std::int64_t count);
 
 }  // namespace longscan

@@ -74,13 +74,40 @@ struct Functor {
   }
 };
 
+template <class T>
+struct CopyStates {
+  const DeltaTask<T>* tasks;
+  int d_key, d_value;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const int v = static_cast<int>(i % d_value), k = static_cast<int>(i / d_value % d_key);
+    const DeltaTask<T>& task = tasks[i / d_value / d_key];
+    if (!task.to.data) return;
+    const StateRef<const T>& from = task.from;
+    task.to.data[k * task.to.k_stride + v * task.to.v_stride] =
+        from.data ? from.data[k * from.k_stride + v * from.v_stride] : T(0);
+  }
+};
+
 }  // namespace
+
+template <class Space, class T>
+void copy_states(const Space& space, const DeltaTask<T>* tasks, std::int64_t count, int d_key, int d_value) {
+  if (count == 0) return;
+  Kokkos::parallel_for("longscan::delta::copy_states",
+                       Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(space, 0, count * d_key * d_value),
+                       CopyStates<T>{tasks, d_key, d_value});
+}
 
 template <class T>
 std::size_t delta_scratch_bytes(const DeltaRules& rules) {
   ChunkBuffers<T> w;
   const std::size_t buffers = w.place(nullptr, rules);
   return buffers + row_bytes + sizeof(T) * static_cast<std::size_t>(rules.d_key) * w.cn + row_bytes;
+}
+
+template <class Space>
+int delta_side_by_side(const Space& space) {
+  return is_host_space<Space> ? space.concurrency() : space.concurrency() / (2 * delta_team<Space>);
 }
 
 template <class Space, class T>
@@ -98,5 +125,8 @@ template std::size_t delta_scratch_bytes<double>(const DeltaRules&);
 using DefaultSpace = Kokkos::DefaultExecutionSpace;
 template void delta_pass<DefaultSpace, float>(const DefaultSpace&, const DeltaPass<float>&);
 template void delta_pass<DefaultSpace, double>(const DefaultSpace&, const DeltaPass<double>&);
+template int delta_side_by_side(const DefaultSpace&);
+template void copy_states(const DefaultSpace&, const DeltaTask<float>*, std::int64_t, int, int);
+template void copy_states(const DefaultSpace&, const DeltaTask<double>*, std::int64_t, int, int);
 
 }  // namespace longscan

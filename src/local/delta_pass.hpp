@@ -39,12 +39,17 @@ struct DeltaPass {
   std::int64_t state_every = 0;  ///< 0 is never
   T* states = nullptr;           ///< [state, H, V, K], the states after every `state_every` tokens
   int heads = 1;
+  std::int64_t tokens = 0;        ///< of the arrays; no task goes beyond
   DeltaCounts* counts = nullptr;  ///< one a task
 };
 
 /// Threads that work on a task together.
 template <class Space>
 inline constexpr int delta_team = is_host_space<Space> ? 1 : 256;
+
+/// Tasks that a device runs side by side at full speed.
+template <class Space>
+int delta_side_by_side(const Space& space);
 
 /// Bytes of scratch memory a team needs.
 template <class T>
@@ -53,5 +58,9 @@ std::size_t delta_scratch_bytes(const DeltaRules& rules);
 /// Launches "longscan::delta::pass". Tasks run in any order.
 template <class Space, class T>
 void delta_pass(const Space& space, const DeltaPass<T>& pass);
+
+/// to = from for each task, whose tokens are not looked at; K × V values. Launches "longscan::delta::copy_states".
+template <class Space, class T>
+void copy_states(const Space& space, const DeltaTask<T>* tasks, std::int64_t count, int d_key, int d_value);
 
 }  // namespace longscan

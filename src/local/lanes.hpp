@@ -47,6 +47,13 @@ struct HostLanes {
     for (int i = 0; i < n; ++i) sum += f(i) ? 1 : 0;
     return sum;
   }
+  /// Sum of f(i), in an order that depends on the kind of lanes only.
+  template <class F>
+  double sum(std::int64_t n, const F& f) const {
+    double sum = 0;
+    for (std::int64_t i = 0; i < n; ++i) sum += f(i);
+    return sum;
+  }
   bool any_non_finite(int rows, int cols, const T* p, int ld) const {
     for (int i = 0; i < rows; ++i) {
       int bad = 0;
@@ -135,35 +142,72 @@ struct DeviceLanes {
         Kokkos::TeamThreadRange(member, n), [&](int i, std::int64_t& s) { s += f(i) ? 1 : 0; }, sum);
     return sum;
   }
+  template <class F>
+  KOKKOS_FUNCTION double sum(std::int64_t n, const F& f) const {
+    double sum = 0;
+    Kokkos::parallel_reduce(
+        Kokkos::TeamThreadRange(member, n), [&](std::int64_t i, double& s) { s += f(i); }, sum);
+    return sum;
+  }
   KOKKOS_FUNCTION bool any_non_finite(int rows, int cols, const T* p, int ld) const {
-    return count(rows, [&](int i) {
-             for (int j = 0; j < cols; ++j)
-               if (is_non_finite(p[static_cast<std::int64_t>(i) * ld + j])) return true;
-             return false;
-           }) > 0;
+    return count(rows * cols,
+                 [&](int i) { return is_non_finite(p[static_cast<std::int64_t>(i / cols) * ld + i % cols]); }) > 0;
   }
   KOKKOS_FUNCTION T dot(int n, const T* x, const T* y) const {
     T sum = 0;
     for (int i = 0; i < n; ++i) sum += x[i] * y[i];
     return sum;
   }
+  /// n a multiple of four; leading dimensions of whole `Four`s. A lane computes tiles of `rows` rows and four columns
+  /// in registers, lanes of a warp beside each other: what they read of A is one address, of B consecutive.
   KOKKOS_FUNCTION void product(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, int ldc,
                                bool accumulate) const {
-    // A lane computes four rows of one column, so that each element of B is read once for four products.
-    constexpr int rows = 4;
-    each2((m + rows - 1) / rows, n, [&](int i4, int j) {
-      const int i0 = i4 * rows;
-      T sum[rows];
-      for (int i = 0; i < rows; ++i) sum[i] = accumulate && i0 + i < m ? c[(i0 + i) * ldc + j] : T(0);
-      for (int p = 0; p < k; ++p) {
-        const T x = b[p * ldb + j];
+    if (m % 8 == 0 && m / 8 * (n / 4) >= member.team_size())
+      tiles<8>(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+    else
+      tiles<2>(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+  }
+
+ private:
+  struct alignas(4 * sizeof(T)) Four {
+    T x[4];
+  };
+  template <int rows>
+  KOKKOS_FUNCTION void tiles(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, int ldc,
+                             bool accumulate) const {
+    each2((m + rows - 1) / rows, n / 4, [&](int tile, int j4) {
+      const int i0 = tile * rows, j = 4 * j4;
+      const auto row = [&](int i) { return i0 + i < m ? i0 + i : m - 1; };  // the last ones twice
+      T sum[rows][4];
+      for (int i = 0; i < rows; ++i) {
+        const Four old = accumulate ? *reinterpret_cast<const Four*>(c + row(i) * ldc + j) : Four{};
+        for (int e = 0; e < 4; ++e) sum[i][e] = old.x[e];
+      }
+      int p = 0;
+      for (; p + 4 <= k; p += 4) {
+        Four right[4];
+        for (int q = 0; q < 4; ++q) right[q] = *reinterpret_cast<const Four*>(b + (p + q) * ldb + j);
+        for (int i = 0; i < rows; ++i) {
+          const Four left = *reinterpret_cast<const Four*>(a + row(i) * lda + p);
+          for (int q = 0; q < 4; ++q)
+            for (int e = 0; e < 4; ++e) sum[i][e] += left.x[q] * right[q].x[e];
+        }
+      }
+      for (; p < k; ++p) {
+        const Four right = *reinterpret_cast<const Four*>(b + p * ldb + j);
         for (int i = 0; i < rows; ++i)
-          if (i0 + i < m) sum[i] += a[(i0 + i) * lda + p] * x;
+          for (int e = 0; e < 4; ++e) sum[i][e] += a[row(i) * lda + p] * right.x[e];
       }
       for (int i = 0; i < rows; ++i)
-        if (i0 + i < m) c[(i0 + i) * ldc + j] = sum[i];
+        if (i0 + i < m) {
+          Four out;
+          for (int e = 0; e < 4; ++e) out.x[e] = sum[i][e];
+          *reinterpret_cast<Four*>(c + (i0 + i) * ldc + j) = out;
+        }
     });
   }
+
+ public:
   KOKKOS_FUNCTION void packed_product(int m, int n, int k, const T* a, int lda, const T* b, T* c, int ldc,
                                       bool accumulate) const {
     constexpr int S = strip_columns<T>;

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "local/delta_tensor.hpp"
+
+#ifdef LONGSCAN_HOPPER
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "core/device_memory.hpp"
+#include "core/dtype.hpp"
+#include "local/hopper/delta_hopper.hpp"
+
+namespace longscan {
+namespace {
+
+hopper::Type type_of(DType type) {
+  switch (type) {
+    case DType::f64:
+      return hopper::Type::f64;
+    case DType::f32:
+      return hopper::Type::f32;
+    case DType::f16:
+      return hopper::Type::f16;
+    default:
+      return hopper::Type::bf16;
+  }
+}
+
+hopper::TokenVectors vectors(const TokenArray& x) { return {x.data, x.token_stride, x.head_stride}; }
+hopper::TokenScalars scalars(const TokenArray& x) {
+  if (!x) return {};
+  return {x.data, type_of(x.type), x.token_stride, x.head_stride};
+}
+
+hopper::Pass describe(const DeltaPass<float>& pass) {
+  hopper::Pass p;
+  p.type = type_of(pass.in.k.type);
+  p.k = vectors(pass.in.k), p.v = vectors(pass.in.v);
+  p.tokens = pass.tokens, p.heads = pass.heads, p.group = pass.in.k.heads_per_stored;
+  p.beta = scalars(pass.in.beta), p.eta = scalars(pass.in.eta);
+  if (pass.rules.outputs) {
+    p.q = vectors(pass.in.q);
+    p.o = pass.out.data, p.o_token_stride = pass.out.token_stride, p.o_head_stride = pass.out.head_stride;
+  }
+  p.scale = static_cast<float>(pass.rules.scale);
+  p.d_key = pass.rules.d_key, p.d_value = pass.rules.d_value;
+  p.log_decay = scalars(pass.in.log_decay), p.erase_undecayed = pass.rules.undecayed && pass.in.log_decay;
+  return p;
+}
+
+const cudaDeviceProp& device() {
+  static const cudaDeviceProp properties = [] {
+    cudaDeviceProp p{};
+    int number = 0;
+    if (cudaGetDevice(&number) != cudaSuccess || cudaGetDeviceProperties(&p, number) != cudaSuccess) p.major = 0;
+    return p;
+  }();
+  return properties;
+}
+
+void check(cudaError_t error) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string("delta rule on tensor cores: ") + cudaGetErrorString(error));
+}
+
+/// What fp16 operands resolve: root mean squares below these lose digits to its subnormal numbers.
+constexpr float least_key = 1.f / 1024, least_query = 1.f / 4096, least_value = 1.f / 4096, least_state = 1.f / 16384;
+
+/// Looks at 64 tokens of each task. A team a task.
+struct ScaleCheck {
+  using Member = Kokkos::TeamPolicy<Kokkos::DefaultExecutionSpace>::member_type;
+  static constexpr int samples = 64;
+  DeltaPass<float> pass;
+  const DeltaTask<float>* tasks;
+  int* small;
+
+  KOKKOS_FUNCTION float mean_square(const Member& member, const DeltaTask<float>& task, const TokenArray& x, int width,
+                                    const TokenArray& factor) const {
+    const std::int64_t tokens = task.end - task.begin, n = tokens < samples ? tokens : samples;
+    if (n == 0 || !x.data) return 0;
+    float sum = 0;
+    Kokkos::parallel_reduce(
+        Kokkos::TeamThreadRange(member, static_cast<int>(n) * width),
+        [&](int i, float& s) {
+          const std::int64_t t = task.begin + (i / width) * tokens / n;
+          float e = load<float>(x.data, x.type,
+                                t * x.token_stride + task.head / x.heads_per_stored * x.head_stride + i % width);
+          if (factor.data)
+            e *= load<float>(factor.data, factor.type,
+                             t * factor.token_stride + task.head / factor.heads_per_stored * factor.head_stride);
+          s += e * e;
+        },
+        sum);
+    return sum / static_cast<float>(n * width);
+  }
+  KOKKOS_FUNCTION void operator()(const Member& member) const {
+    const DeltaTask<float>& task = tasks[member.league_rank()];
+    const int K = pass.rules.d_key, V = pass.rules.d_value;
+    const TokenArray none;
+    const float k = mean_square(member, task, pass.in.k, K, none);
+    const float q = pass.rules.outputs ? mean_square(member, task, pass.in.q, K, none) : 0.f;
+    float v = mean_square(member, task, pass.in.v, V, pass.in.eta.data ? pass.in.eta : pass.in.beta);
+    float state = k * v;
+    if (v == 0 && task.from.data) {
+      Kokkos::parallel_reduce(
+          Kokkos::TeamThreadRange(member, K * V),
+          [&](int i, float& s) {
+            const float e = task.from.data[i / V * task.from.k_stride + i % V * task.from.v_stride];
+            s += e * e;
+          },
+          state);
+      state /= static_cast<float>(K * V);
+    }
+    const auto below = [](float square, float least) { return square > 0 && square < least * least; };
+    if (member.team_rank() == 0)
+      small[member.league_rank()] =
+          below(k, least_key) || below(q, least_query) || below(v, least_value) || below(state, least_state);
+  }
+};
+
+}  // namespace
+
+struct DeltaTensor::Memory {
+  SharedVector<hopper::Task> tasks;
+  SharedVector<DeltaTask<float>> checked;
+  SharedVector<hopper::Counts> counts;
+  SharedVector<int> small;
+  DeviceArray<hopper::Task> device_tasks;
+  DeviceArray<DeltaTask<float>> device_checked;
+  DeviceArray<hopper::Counts> device_counts;
+  DeviceArray<int> device_small;
+  std::size_t launched = 0;
+  int per_task = 1;
+  std::int64_t breaches = 0;
+};
+
+DeltaTensor::DeltaTensor() : memory_(std::make_unique<Memory>()) {}
+DeltaTensor::~DeltaTensor() = default;
+
+bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
+  const DeltaRules& r = pass.rules;
+  const auto& in = pass.in;
+  return r.chunk == 64 && !r.dplr && !r.normalize_keys && !r.round_to_bf16 && r.inverse == Inverse::forward &&
+         r.half_operands && !r.channel_decay && in.log_decay.heads_per_stored == 1 &&
+         !(r.outputs && pass.state_every > 0) && size_of(in.k.type) == 2 && in.v.type == in.k.type &&
+         in.v.heads_per_stored == 1 && in.beta.heads_per_stored == 1 && (!in.eta || in.eta.heads_per_stored == 1) &&
+         (!r.outputs || (in.q.type == in.k.type && in.q.heads_per_stored == in.k.heads_per_stored && pass.out.data &&
+                         pass.out.type == in.k.type)) &&
+         hopper::applies(device().major, r.d_key, r.d_value, describe(pass));
+}
+
+int DeltaTensor::side_by_side(const DeltaPass<float>& pass) {
+  return device().multiProcessorCount * hopper::tasks_at_once(pass.rules.d_key, pass.rules.d_value);
+}
+
+void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks) {
+  Memory& m = *memory_;
+  const auto n = static_cast<std::int64_t>(tasks.size());
+  const int K = pass.rules.d_key;
+  m.launched = tasks.size(), m.per_task = pass.rules.map ? 2 : 1;
+  m.tasks.assign(m.per_task * tasks.size(), {});
+  m.checked.assign(tasks.begin(), tasks.end());
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const DeltaTask<float>& from = tasks[i];
+    hopper::Task t;
+    t.begin = from.begin, t.end = from.end, t.head = from.head;
+    t.from = {const_cast<float*>(from.from.data), from.from.k_stride, from.from.v_stride};
+    t.to = {from.to.data, from.to.k_stride, from.to.v_stride};
+    t.probe_at = from.probe_at, t.probe = {from.probe.data, from.probe.k_stride, from.probe.v_stride};
+    if (pass.rules.map) {
+      hopper::Task& P = m.tasks[tasks.size() + i] = t;
+      P.flags = hopper::from_identity | hopper::without_values;
+      if (t.to.data) t.to.data += K * from.to.v_stride;
+    }
+    m.tasks[i] = t;
+  }
+  const auto total = static_cast<std::int64_t>(m.tasks.size());
+  m.counts.resize(total), m.small.resize(n);
+  reserve(m.device_tasks, "longscan::delta::tensor_tasks", total);
+  reserve(m.device_counts, "longscan::delta::tensor_counts", total);
+  reserve(m.device_checked, "longscan::delta::tensor_checked", n);
+  reserve(m.device_small, "longscan::delta::tensor_small", n);
+  if (n == 0) return;
+  const cudaStream_t stream = space.cuda_stream();
+  check(cudaMemcpyAsync(m.device_tasks.data(), m.tasks.data(), total * sizeof(hopper::Task), cudaMemcpyHostToDevice,
+                        stream));
+  check(cudaMemcpyAsync(m.device_checked.data(), m.checked.data(), n * sizeof(DeltaTask<float>), cudaMemcpyHostToDevice,
+                        stream));
+  check(cudaMemsetAsync(m.device_counts.data(), 0, total * sizeof(hopper::Counts), stream));
+  hopper::Pass p = describe(pass);
+  p.tasks = m.device_tasks.data(), p.task_count = static_cast<std::int32_t>(total), p.counts = m.device_counts.data();
+  check(hopper::run_pass(p, stream));
+  Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 256),
+                       ScaleCheck{pass, m.device_checked.data(), m.device_small.data()});
+  check(cudaMemcpyAsync(m.counts.data(), m.device_counts.data(), total * sizeof(hopper::Counts), cudaMemcpyDeviceToHost,
+                        stream));
+  check(cudaMemcpyAsync(m.small.data(), m.device_small.data(), n * sizeof(int), cudaMemcpyDeviceToHost, stream));
+}
+
+std::vector<char> DeltaTensor::rejected(const Space& space) {
+  Memory& m = *memory_;
+  if (m.launched > 0) check(cudaStreamSynchronize(space.cuda_stream()));
+  std::vector<char> rejected(m.launched, 0);
+  m.breaches = 0;
+  for (std::size_t i = 0; i < m.launched; ++i) {
+    rejected[i] = m.small[i] != 0 || m.counts[i].bad || (m.per_task == 2 && m.counts[m.launched + i].bad);
+    if (!rejected[i]) m.breaches += m.counts[i].breaches;
+  }
+  return rejected;
+}
+
+std::int64_t DeltaTensor::breaches() const { return memory_->breaches; }
+
+}  // namespace longscan
+
+#else
+
+namespace longscan {
+
+struct DeltaTensor::Memory {};
+DeltaTensor::DeltaTensor() = default;
+DeltaTensor::~DeltaTensor() = default;
+bool DeltaTensor::applies(const DeltaPass<float>&) const { return false; }
+int DeltaTensor::side_by_side(const DeltaPass<float>&) { return 0; }
+void DeltaTensor::launch(const Space&, const DeltaPass<float>&, const std::vector<DeltaTask<float>>&) {}
+std::vector<char> DeltaTensor::rejected(const Space&) { return {}; }
+std::int64_t DeltaTensor::breaches() const { return 0; }
+
+}  // namespace longscan
+
+#endif
