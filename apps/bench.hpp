@@ -12,7 +12,10 @@ struct Timing {
   nlohmann::json json() const;  ///< median_ms, min_ms, max_ms, runs
 };
 
-/// Runs `f` once to warm up, then `runs` times.
+/// Runs `f` once to warm up, then `runs` times. On a device the time is that between two events around it.
 Timing time_runs(int runs, const std::function<void()>& f);
+
+/// Bytes a second that a copy inside the memory of the default execution space reads and writes, median of several.
+double copy_rate();
 
 }  // namespace longscan

@@ -11,6 +11,7 @@
 #include "apps/options.hpp"
 #include "apps/report.hpp"
 #include "core/delta_chunk.hpp"
+#include "core/device_memory.hpp"
 
 namespace longscan {
 namespace {
@@ -63,85 +64,193 @@ double blas_rate(const ChunkProducts& products, int runs) {
   return products.flops() * repeats / t.median / 1e9;
 }
 
+/// A dense array [tokens, heads, width] of `stream`, one vector a work item; channels from `dimensions` on are zero.
+struct Fill {
+  DeltaStream stream;
+  std::int64_t first;  ///< vector
+  int width, dimensions;
+  DType type;
+  void* out;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const std::uint64_t at = static_cast<std::uint64_t>((first + i) * width);
+    double squares = 0;
+    for (int j = 0; j < dimensions; ++j) {
+      const double x = delta_value(stream, 1, at + j);
+      squares += x * x;
+    }
+    const bool unit = stream == DeltaStream::q || stream == DeltaStream::k;
+    const double factor = unit ? 1 / sqrt(squares) : 1;
+    for (int j = 0; j < width; ++j)
+      store(out, type, i * width + j, j < dimensions ? delta_value(stream, 1, at + j) * factor : 0.0);
+  }
+};
+
+/// Sums of (got - exact)² and exact² over the tokens of one head.
+struct Compare {
+  MutableTokenArray got, exact;
+  int width;
+  int part;  ///< 0: differences, 1: exact values
+  KOKKOS_FUNCTION void operator()(std::int64_t i, double& sum) const {
+    const std::int64_t t = i / width, j = i % width;
+    const double e = load<double>(exact.data, exact.type, t * exact.token_stride + j);
+    const double x = part == 1 ? e : load<double>(got.data, got.type, t * got.token_stride + j) - e;
+    sum += x * x;
+  }
+};
+
+/// One set of inputs and outputs of a rank.
+class BenchArrays {
+ public:
+  BenchArrays(const BenchDelta& bench, TokenRange part, DType type) : bench_(bench), part_(part), type_(type) {
+    in.q = filled(DeltaStream::q, bench.d_key, bench.d_key);
+    in.k = filled(DeltaStream::k, bench.d_key, bench.key_dimensions > 0 ? bench.key_dimensions : bench.d_key);
+    in.v = filled(DeltaStream::v, bench.d_value, bench.d_value), in.beta = filled(DeltaStream::beta, 1, 1);
+    const int decays = bench.decay == "head" ? 1 : bench.d_key;
+    if (bench.decay != "none") in.log_decay = filled(DeltaStream::log_decay, decays, decays);
+    out.o = room(bench.d_value, type);
+  }
+  MutableTokenArray room(int width, DType type) {
+    const std::int64_t bytes = part_.size() * bench_.heads * width * static_cast<std::int64_t>(size_of(type));
+    memory_.emplace_back(Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string("longscan::bench")),
+                         std::max<std::int64_t>(1, bytes));
+    return {memory_.back().data(), type, static_cast<std::int64_t>(bench_.heads) * width, width};
+  }
+  DeltaInputs in;
+  DeltaOutputs out;
+
+ private:
+  TokenArray filled(DeltaStream stream, int width, int dimensions) {
+    const MutableTokenArray x = room(width, type_);
+    using Space = Kokkos::DefaultExecutionSpace;
+    Kokkos::parallel_for("longscan::bench::fill",
+                         Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(0, part_.size() * bench_.heads),
+                         Fill{stream, part_.begin * bench_.heads, width, dimensions, type_, x.data});
+    return {x.data, x.type, x.token_stride, x.head_stride, 1};
+  }
+  const BenchDelta& bench_;
+  TokenRange part_;
+  DType type_;
+  std::vector<DeviceArray<std::byte>> memory_;
+};
+
+/// Relative RMS difference of the first head's outputs from float64 arithmetic on the same inputs.
+double error_of(Transport& ranks, const BenchDelta& bench, BenchArrays& arrays, TokenRange window, TokenRange part) {
+  BenchDelta one = bench;
+  one.heads = 1;
+  DeltaOptions options;
+  options.precision = Precision::f64;
+  DeltaRule rule(ranks, DeltaShape{1, bench.d_key, bench.d_value, bench.decay == "channel"}, options,
+                 Sequences{{0, bench.tokens}});
+  DeltaOutputs exact;
+  const DeviceArray<double> memory(Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string("longscan::bench")),
+                                   std::max<std::int64_t>(1, part.size() * bench.d_value));
+  exact.o = {memory.data(), DType::f64, bench.d_value, bench.d_value};
+  rule.solve(window, arrays.in, exact);
+  double sums[2] = {0, 0};
+  for (int i = 0; i < 2; ++i)
+    Kokkos::parallel_reduce("longscan::bench::compare",
+                            Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(
+                                0, part.size() * bench.d_value),
+                            Compare{arrays.out.o, exact.o, bench.d_value, i}, sums[i]);
+  ranks.all_reduce(sums, 2, Transport::Reduction::sum);
+  return std::sqrt(sums[0] / sums[1]);
+}
+
 }  // namespace
 
 void run_bench_delta(Transport& ranks, const BenchDelta& bench) {
+  using Space = Kokkos::DefaultExecutionSpace;
   DeltaShape shape{bench.heads, bench.d_key, bench.d_value, bench.decay == "channel"};
   DeltaOptions options;
   options.chunk = bench.chunk, options.reproducible = bench.reproducible;
   options.precision = bench.precision == Precision::automatic ? Precision::f32 : bench.precision;
   if (bench.decay != "none" && bench.decay != "head" && bench.decay != "channel")
     throw_unknown("value of --decay", bench.decay, {"none", "head", "channel"});
-  const DType type = options.precision == Precision::f64    ? DType::f64
+  if (bench.key_dimensions > bench.d_key)
+    throw Error(ExitCode::usage, "--key-dimensions is " + std::to_string(bench.key_dimensions) +
+                                     "; keys have --d-key " + std::to_string(bench.d_key));
+  const DType type = bench.dtype                            ? *bench.dtype
+                     : options.precision == Precision::f64  ? DType::f64
                      : options.precision == Precision::bf16 ? DType::bf16
                                                             : DType::f32;
-  if (std::max({bench.d_key, bench.d_value, bench.chunk}) > 256 && ranks.rank() == 0 && !bench.json)
-    std::printf("sizes above 256: the rate of OpenBLAS is not measured\n");
+  const bool on_host = is_host_space<Space>;
+  const bool blas_too = on_host && std::max({bench.d_key, bench.d_value, bench.chunk}) <= 256;
   DeltaRule rule(ranks, shape, options, Sequences{{0, bench.tokens}});
   const TokenRange window{0, bench.tokens}, part = rule.part(window);
+  const double per_token = static_cast<double>(bench.heads) * static_cast<double>(size_of(type)) *
+                           (2.0 * bench.d_key + 2.0 * bench.d_value + 1 +
+                            (bench.decay == "none"   ? 0
+                             : bench.decay == "head" ? 1
+                                                     : bench.d_key));
+  const double bytes = static_cast<double>(bench.tokens) * per_token;
 
-  using Bytes = Kokkos::View<std::byte*, Kokkos::DefaultExecutionSpace::memory_space>;
-  std::vector<Bytes> memory;
-  const auto array = [&](DeltaStream stream, int width) {
-    Bytes device("longscan::bench", std::max<std::int64_t>(1, part.size() * bench.heads * width *
-                                                                  static_cast<std::int64_t>(size_of(type))));
-    const auto host = Kokkos::create_mirror_view(device);
-    fill_delta_array(stream, 1, part.begin, part.size(), bench.heads, width, type, host.data());
-    Kokkos::deep_copy(device, host);
-    memory.push_back(device);
-    return TokenArray{device.data(), type, static_cast<std::int64_t>(bench.heads) * width, width, 1};
-  };
-  DeltaInputs in;
-  in.q = array(DeltaStream::q, bench.d_key), in.k = array(DeltaStream::k, bench.d_key);
-  in.v = array(DeltaStream::v, bench.d_value), in.beta = array(DeltaStream::beta, 1);
-  if (bench.decay != "none") in.log_decay = array(DeltaStream::log_decay, bench.decay == "head" ? 1 : bench.d_key);
-  const TokenArray o = array(DeltaStream::v, bench.d_value);
-  DeltaOutputs out;
-  out.o = {const_cast<void*>(o.data), o.type, o.token_stride, o.head_stride};
+  // inputs in turn, so that no run finds its own in the caches
+  constexpr double caches = 256e6;
+  const double here = std::max(1.0, static_cast<double>(part.size()) * per_token);
+  const int sets = on_host ? 1 : static_cast<int>(std::clamp(std::ceil(caches / here), 1.0, 8.0));
+  std::vector<std::unique_ptr<BenchArrays>> arrays;
+  for (int i = 0; i < sets; ++i) arrays.push_back(std::make_unique<BenchArrays>(bench, part, type));
+  Kokkos::fence();
 
   DeltaReport report;
+  int turn = 0;
   const Timing time = time_runs(bench.runs, [&] {
+    const BenchArrays& a = *arrays[turn++ % sets];
     ranks.barrier();
-    report = rule.solve(window, in, out);
+    report = rule.solve(window, a.in, a.out);
     ranks.barrier();
   });
+  const double error = bench.check ? error_of(ranks, bench, *arrays.front(), window, part) : 0;
   const ChunkProducts products(bench.chunk, bench.d_key, bench.d_value);
   const double flops = products.flops() * static_cast<double>(bench.tokens) / bench.chunk * bench.heads;
   const double rate = flops / time.median / 1e9 / ranks.size();
-  const bool compare = std::max({bench.d_key, bench.d_value, bench.chunk}) <= 256;
-  const double blas = !compare                          ? 0
+  const double blas = !blas_too                         ? 0
                       : sizeof(double) == size_of(type) ? blas_rate<double>(products, bench.runs)
                                                         : blas_rate<float>(products, bench.runs);
-  const double bytes = static_cast<double>(bench.tokens) * bench.heads * (2.0 * bench.d_key + 2.0 * bench.d_value + 1) *
-                       static_cast<double>(size_of(type));
+  arrays.clear();
+  const double copy = on_host ? 0 : copy_rate();
   if (ranks.rank() != 0) return;
 
+  const double floor = on_host ? (blas_too ? flops / (blas * 1e9) / ranks.size() : 0) : bytes / copy / ranks.size();
+  const std::string kernel = report.tensor_tasks == 0 ? "general" : report.general_tasks == 0 ? "tensor cores" : "both";
   nlohmann::json row = time.json();
   row["name"] = "delta";
   row["tokens"] = bench.tokens, row["heads"] = bench.heads, row["d_key"] = bench.d_key, row["d_value"] = bench.d_value;
   row["chunk"] = bench.chunk, row["decay"] = bench.decay, row["precision"] = std::string(name_of(options.precision));
-  row["reproducible"] = bench.reproducible;
+  row["dtype"] = std::string(name_of(type)), row["key_dimensions"] = bench.key_dimensions;
+  row["reproducible"] = bench.reproducible, row["kernel"] = kernel, row["segments"] = report.segments;
   row["ranks"] = ranks.size(), row["device"] = device_name();
-  row["floor_ms"] = compare ? 1e3 * flops / (blas * 1e9) / ranks.size() : 0;
-  row["floor"] = "the matrix products at OpenBLAS's rate";
+  row["floor_ms"] = 1e3 * floor;
+  row["floor"] = on_host ? "the matrix products at OpenBLAS's rate" : "inputs and outputs once at the rate of a copy";
   row["ns_per_token_head"] = time.median * 1e9 / static_cast<double>(bench.tokens) / bench.heads;
-  row["gflops_per_rank"] = rate, row["openblas_gflops"] = blas, row["rate_over_openblas"] = compare ? rate / blas : 0;
-  row["bytes"] = bytes, row["boundaries_forgotten"] = report.boundaries_forgotten,
+  row["gflops_per_rank"] = rate, row["openblas_gflops"] = blas, row["rate_over_openblas"] = blas_too ? rate / blas : 0;
+  row["bytes"] = bytes, row["gb_per_second"] = bytes / time.median / 1e9, row["copy_gb_per_second"] = copy / 1e9;
+  row["horizon_max"] = report.horizon_max, row["boundaries_forgotten"] = report.boundaries_forgotten;
   row["map_tokens"] = report.map_tokens;
+  if (bench.check) row["error"] = error;
   if (bench.json) {
     std::printf("%s\n", nlohmann::json::array({row}).dump(2).c_str());
     return;
   }
-  std::printf("delta  T = %lld, H = %d, K = %d, V = %d, C = %d, decay %s, %s%s, %d rank%s (%s)\n",
-              static_cast<long long>(bench.tokens), bench.heads, bench.d_key, bench.d_value, bench.chunk,
-              bench.decay.c_str(), std::string(name_of(options.precision)).c_str(),
-              bench.reproducible ? ", reproducible" : "", ranks.size(), ranks.size() == 1 ? "" : "s",
-              device_name().c_str());
-  std::printf("  median %.2f ms (%.2f to %.2f, %d runs), %.1f ns a token and head\n", time.median * 1e3,
-              time.least * 1e3, time.most * 1e3, time.runs, row["ns_per_token_head"].get<double>());
-  std::printf("  %.1f GFLOP/s a rank in the matrix products", rate);
-  if (compare) std::printf("; OpenBLAS on the same products %.1f, so %.0f %%", blas, 100 * rate / blas);
-  std::printf("\n");
+  std::printf(
+      "delta  T = %lld, H = %d, K = %d, V = %d, C = %d, decay %s, %s of %s%s%s, %d rank%s (%s)\n",
+      static_cast<long long>(bench.tokens), bench.heads, bench.d_key, bench.d_value, bench.chunk, bench.decay.c_str(),
+      std::string(name_of(options.precision)).c_str(), std::string(name_of(type)).c_str(),
+      bench.key_dimensions > 0 ? (", keys in " + std::to_string(bench.key_dimensions) + " dimensions").c_str() : "",
+      bench.reproducible ? ", reproducible" : "", ranks.size(), ranks.size() == 1 ? "" : "s", device_name().c_str());
+  std::printf("  median %.3f ms (%.3f to %.3f, %d runs), %.2f ns a token and head; %s kernels, %lld segments\n",
+              time.median * 1e3, time.least * 1e3, time.most * 1e3, time.runs, row["ns_per_token_head"].get<double>(),
+              kernel.c_str(), static_cast<long long>(report.segments));
+  if (on_host) {
+    std::printf("  %.1f GFLOP/s a rank in the matrix products", rate);
+    if (blas_too) std::printf("; OpenBLAS on the same products %.1f, so %.0f %%", blas, 100 * rate / blas);
+    std::printf("\n");
+  } else {
+    std::printf("  floor %.3f ms (a copy moves %.0f GB/s), %.2f times that; %.0f GB/s, %.1f TFLOP/s; maps of %.1f %%\n",
+                1e3 * floor, copy / 1e9, time.median / floor, bytes / time.median / 1e9, rate / 1e3,
+                100.0 * static_cast<double>(report.map_tokens) / static_cast<double>(bench.tokens) / bench.heads);
+  }
+  if (bench.check) std::printf("  error of the first head's outputs against float64 arithmetic: %.3e (RMS)\n", error);
 }
 
 }  // namespace longscan

@@ -321,6 +321,17 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   bench_delta_app->add_option("--chunk", bench.chunk, "C")->check(CLI::Range(1, 256))->capture_default_str();
   bench_delta_app->add_option("--runs", bench.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
   bench_delta_app->add_option("--decay", bench.decay, "none, head or channel")->capture_default_str();
+  bench_delta_app
+      ->add_option("--key-dimensions", bench.key_dimensions,
+                   "channels that keys have: fewer than K of them are never forgotten (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  bench_delta_app
+      ->add_option_function<std::string>(
+          "--dtype", [&bench](const std::string& word) { bench.dtype = types.parse("--dtype", word); },
+          "type of the inputs (default: that of the arithmetic)")
+      ->type_name(types.text());
+  bench_delta_app->add_flag("--check", bench.check, "compare all outputs of the first head with float64 arithmetic");
   choice(*bench_delta_app, "--precision", bench.precision, precisions, "arithmetic (default f32)");
   bench_delta_app->add_flag("--reproducible", bench.reproducible, "time --reproducible");
   bench_delta_app->add_flag("--json", bench.json, "print one JSON array of rows on stdout");

@@ -88,9 +88,11 @@ struct VerifyCommand {
 struct BenchDelta {
   std::int64_t tokens = 16384;
   int heads = 4, d_key = 128, d_value = 128, chunk = 64, runs = 7;
+  int key_dimensions = 0;  ///< keys have the first so many channels only, and are never forgotten; 0: all
   std::string decay = "none";
   Precision precision = Precision::f32;
-  bool reproducible = false, json = false;
+  std::optional<DType> dtype;  ///< of the inputs; that of the arithmetic
+  bool reproducible = false, check = false, json = false;
 };
 
 struct BenchNewton {
