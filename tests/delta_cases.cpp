@@ -232,8 +232,9 @@ Solution solve(Transport& ranks, const Case& c, std::int64_t window_tokens) {
     if (!start.empty()) in.initial_states = memory.copy(start);
     const std::int64_t first_state = rule.states_before(part.begin);
     const std::int64_t recorded = rule.states_before(part.end) - first_state;
-    const std::int64_t o_bytes = part.size() * row * element;
-    out.o = {memory.room(std::max<std::int64_t>(1, o_bytes)), type, row, V};
+    const DType o_type = c.output.value_or(type);
+    const std::int64_t o_bytes = part.size() * row * static_cast<std::int64_t>(size_of(o_type));
+    out.o = {memory.room(std::max<std::int64_t>(1, o_bytes)), o_type, row, V};
     if (!ends.empty()) out.final_states = memory.room(ends.size() * size * element);
     if (recorded > 0) out.states = memory.room(recorded * size * element);
     s.report += rule.solve(window, in, out);
@@ -241,7 +242,7 @@ Solution solve(Transport& ranks, const Case& c, std::int64_t window_tokens) {
     std::vector<std::byte> bytes(
         std::max<std::int64_t>(o_bytes, std::max<std::int64_t>(ends.size(), recorded) * size * element));
     memory.fetch(bytes.data(), out.o.data, o_bytes);
-    o.put(part.begin * row, bytes.data(), type, part.size() * row);
+    o.put(part.begin * row, bytes.data(), o_type, part.size() * row);
     if (out.final_states) memory.fetch(bytes.data(), out.final_states, ends.size() * size * element);
     for (std::size_t i = 0; i < ends.size(); ++i)
       final_states.put(ends[i] * size, bytes.data() + i * size * element, type, size);

@@ -69,6 +69,7 @@ struct Case {
   DeltaOptions options;
   Sequences sequences;
   std::optional<Sequences> counting;
+  std::optional<DType> output;  ///< type of o; that of the states if not given
   Numbers q, k, v, beta, eta, log_decay, a, b;
   std::vector<double> initial_states;  ///< [sequences, H, V, K], exact in float32; empty: zero
 

@@ -28,7 +28,8 @@ using test::Memory;
 using test::Recipe;
 using test::tolerance_of;
 
-const Kokkos::DefaultExecutionSpace space;
+/// Not a constant: there is no device before Kokkos::initialize.
+Kokkos::DefaultExecutionSpace space() { return {}; }
 
 // --- one pass over all tokens ---------------------------------------------------------------------------------------
 
@@ -72,8 +73,8 @@ Pass run(const Case& c, bool map = false) {
   T* const o = memory.room_for<T>(std::max<std::int64_t>(1, c.tokens * H * V));
   pass.out = {o, type, H * V, V};
   pass.counts = memory.room_for<DeltaCounts>(H);
-  delta_pass(space, pass);
-  space.fence();
+  delta_pass(space(), pass);
+  space().fence();
 
   Pass result;
   if (!map) {
@@ -741,8 +742,8 @@ void check_affine_scan() {
   // two chains side by side, the second through the maps backwards
   AffinePoints<T> all{memory.copy(points), points_leading, point_size};
   const std::vector<AffineChain> chains = {{0, 1, 0, 1, length}, {length - 1, -1, length + 1, 1, length}};
-  affine_scan(space, device, all, memory.copy(chains), 2);
-  space.fence();
+  affine_scan(space(), device, all, memory.copy(chains), 2);
+  space().fence();
   const auto scanned = memory.fetch(all.data, points.size());
   for (int chain : {0, 1})
     for (int s = 0; s < length; ++s) {
@@ -759,8 +760,8 @@ void check_affine_scan() {
   // a chain in two halves has the bits of the whole
   AffinePoints<T> halves{memory.copy(points), points_leading, point_size};
   for (const AffineChain& half : {AffineChain{0, 1, 0, 1, 4}, AffineChain{4, 1, 4, 1, length - 4}}) {
-    affine_scan(space, device, halves, memory.copy(std::vector{half}), 1);
-    space.fence();
+    affine_scan(space(), device, halves, memory.copy(std::vector{half}), 1);
+    space().fence();
   }
   const auto twice = memory.fetch(halves.data, (length + 1) * point_size);
   EXPECT_TRUE(std::equal(twice.begin(), twice.end(), scanned.begin()));
@@ -770,16 +771,16 @@ void check_affine_scan() {
   for (std::int64_t s = 0; s + 1 < length; s += 2) pairs.push_back({s + 1, s, s / 2});
   AffineMaps<T> composed = device;
   composed.data = memory.room_for<T>(pairs.size() * map_size);
-  affine_compose(space, device, device, composed, memory.copy(pairs), static_cast<std::int64_t>(pairs.size()));
+  affine_compose(space(), device, device, composed, memory.copy(pairs), static_cast<std::int64_t>(pairs.size()));
   std::vector<AffineTask> applications;
   for (std::int64_t s = 0; s < static_cast<std::int64_t>(pairs.size()); ++s) applications.push_back({s, 2 * s, s});
   AffinePoints<T> out{memory.room_for<T>(pairs.size() * point_size), points_leading, point_size};
-  affine_apply(space, composed, AffinePoints<const T>{all.data, points_leading, point_size}, out,
+  affine_apply(space(), composed, AffinePoints<const T>{all.data, points_leading, point_size}, out,
                memory.copy(applications), static_cast<std::int64_t>(applications.size()));
   std::vector<double> norms(2 * length);
   double* const device_norms = memory.copy(norms);
-  affine_norms(space, device, device_norms, length);
-  space.fence();
+  affine_norms(space(), device, device_norms, length);
+  space().fence();
   const auto applied = memory.fetch(out.data, pairs.size() * point_size);
   for (std::size_t s = 0; s < pairs.size(); ++s)
     for (int i = 0; i < point_size; ++i)

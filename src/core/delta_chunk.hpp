@@ -127,6 +127,7 @@ struct DeltaChunk {
 
     if (r.outputs) {  // O = Q^ S_0 + P X, before the state moves on
       lanes.product(rows, N, K, w.q, w.ck, St, N, w.o, N, false);
+      lanes.sync();
       for (int i = 0; i < rows; i += delta_block) {
         lanes.product(delta_block, N, i + delta_block, w.P + i * w.cc, w.cc, w.x, N, w.o + i * N, N, true);
         if (r.dplr) lanes.product(delta_block, N, i + delta_block, w.P2 + i * w.cc, w.cc, w.v, N, w.o + i * N, N, true);
@@ -467,8 +468,7 @@ struct DeltaChunk {
       if (i > 0)
         lanes.product(i + delta_block - top, w.cn, i, w.A + top * w.cc, w.cc, w.x, w.cn, w.x + top * w.cn, w.cn, true);
       lanes.sync();
-      for (int t = top > i ? top : i + 1; t < i + delta_block; ++t)
-        lanes.combine(w.cn, w.x + t * w.cn, T(1), w.A + t * w.cc, w.x, w.cn, i, t);
+      lanes.substitute(w.cn, w.x, w.cn, w.A, w.cc, i, top > i ? top : i + 1, i + delta_block);
       lanes.sync();
     }
   }

@@ -6,6 +6,13 @@
 #include <cstring>
 #include <type_traits>
 
+/// Before a loop over an array that must stay in a device's registers.
+#ifdef __CUDA_ARCH__
+#define LONGSCAN_UNROLL _Pragma("unroll")
+#else
+#define LONGSCAN_UNROLL
+#endif
+
 namespace longscan {
 
 /// The same bits as another type (std::bit_cast is not usable in device code of every compiler we support).

@@ -68,6 +68,7 @@ void DeltaPart<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::ve
   plan_segments(passes_on);
   std::fill(covered_.begin(), covered_.end(), 0);
   borders_.clear();
+  chained_ = options_.reproducible && !runs_.empty();
   mapped_tokens_ = tensor_tasks_ = general_tasks_ = 0;
 }
 
@@ -218,10 +219,13 @@ void DeltaPart<T>::map_borders(std::vector<Border>& borders, Array<T>& slots, bo
   DeltaRules r = rules(false, true);
   r.count_breaches = !forgetting && !out_.o && !out_.states;  // else `outputs` counts
   segment_breaches_ = 0;
+  // Unit keys with beta uniform in (0, 1) are forgotten in about 45 K tokens where fp16 operands allow more to be left
+  // out, decays forget sooner.
+  const double guess = (in_.log_decay ? 4.0 : tensor_side_by_side() > 0 ? 48.0 : 16.0) * shape_.d_key;
   std::vector<std::int64_t> wanted(borders.size());
   std::vector<std::size_t> active(borders.size());
   for (std::size_t i = 0; i < borders.size(); ++i) {
-    wanted[i] = forgetting ? aligned(borders[i], 16.0 * shape_.d_key) : borders[i].limit;
+    wanted[i] = forgetting ? aligned(borders[i], guess) : borders[i].limit;
     active[i] = i;
   }
   while (!active.empty()) {
@@ -243,11 +247,10 @@ void DeltaPart<T>::map_borders(std::vector<Border>& borders, Array<T>& slots, bo
     segment_breaches_ += pass(tasks, r).breaches;
     if (!joins.empty()) {
       reserve_zeros(composed_, "longscan::delta::composed", static_cast<std::int64_t>(joins.size()) * map_size_);
-      affine_compose(space_, maps(new_maps_), maps(slots), maps(composed_), joins_(space_, joins),
-                     static_cast<std::int64_t>(joins.size()));
-      for (const AffineTask& join : joins)
-        Kokkos::deep_copy(space_, Kokkos::subview(slots, std::pair(join.map * map_size_, (join.map + 1) * map_size_)),
-                          Kokkos::subview(composed_, std::pair(join.out * map_size_, (join.out + 1) * map_size_)));
+      const auto count = static_cast<std::int64_t>(joins.size());
+      const AffineTask* tasks = joins_(space_, joins);
+      affine_compose(space_, maps(new_maps_), maps(slots), maps(composed_), tasks, count);
+      affine_copy(space_, maps(composed_), maps(slots), tasks, count);
     }
     for (std::size_t i : active) borders[i].covered = wanted[i];
     if (!forgetting) return;
@@ -462,6 +465,7 @@ void DeltaPart<T>::scan_runs(std::int64_t first_run, std::int64_t last_run, std:
   }
   if (!starts.empty())
     copy_states(space_, tasks_(space_, starts), static_cast<std::int64_t>(starts.size()), shape_.d_key, shape_.d_value);
+  chained_ = chained_ || !chains.empty();
   if (!chains.empty())
     affine_scan(space_, maps(segment_maps_), points(border_states_), chains_(space_, chains),
                 static_cast<std::int64_t>(chains.size()));
@@ -618,7 +622,7 @@ PassSummary DeltaPart<T>::outputs(const std::vector<char>& heads) {
   if (!copies.empty())
     copy_states(space_, tasks_(space_, copies), static_cast<std::int64_t>(copies.size()), shape_.d_key, shape_.d_value);
   // a map may overflow where the outputs do not: the state behind the last token shows it
-  if (segmented() && border_first_.back() > 0 && !runs_.empty() && summary.bad.token < 0 && !finite(border_states_))
+  if (segmented() && chained_ && summary.bad.token < 0 && !finite(border_states_))
     summary.bad = {std::max<std::int64_t>(0, runs_.back().end - 1), 0};
   space_.fence();
   return summary;

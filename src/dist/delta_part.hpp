@@ -187,6 +187,7 @@ class DeltaPart {
   std::vector<std::int64_t> segment_first_, map_first_, border_first_, segment_tokens_;
   Array<T> segment_maps_, border_states_;
   std::vector<Border> borders_;  // [map][head]
+  bool chained_ = false;         // some border state came through maps, which may overflow where outputs do not
   DeltaTensor tensor_;
   Uploaded<Task> tasks_;
   Uploaded<AffineTask> joins_;

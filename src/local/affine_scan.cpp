@@ -101,6 +101,18 @@ struct Constants {
   }
 };
 
+template <class T>
+struct Copy {
+  AffineMaps<T> from, to;
+  const AffineTask* tasks;
+  template <class Lanes>
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
+    const T* source = from.slot(tasks[i].out);
+    T* target = to.slot(tasks[i].map);
+    lanes.each(from.n * from.leading, [&](int e) { target[e] = source[e]; });
+  }
+};
+
 /// norms[i * step] = Frobenius norm of columns [begin, end) of n rows in slot i.
 template <class T>
 struct Norms {
@@ -165,6 +177,12 @@ void affine_constants(const Space& space, const AffineMaps<T>& maps, const Affin
   for_teams<T>("longscan::affine::constants", space, count, maps.n * maps.m, Constants<T>{maps, out, tasks});
 }
 
+template <class Space, class T>
+void affine_copy(const Space& space, const AffineMaps<T>& from, const AffineMaps<T>& to, const AffineTask* tasks,
+                 std::int64_t count) {
+  for_teams<T>("longscan::affine::copy", space, count, from.n * from.leading, Copy<T>{from, to, tasks});
+}
+
 #define LONGSCAN_INSTANTIATE(T)                                                                                        \
   template void affine_apply(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffinePoints<const T>&, \
                              const AffinePoints<T>&, const AffineTask*, std::int64_t);                                 \
@@ -175,6 +193,8 @@ void affine_constants(const Space& space, const AffineMaps<T>& maps, const Affin
   template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, double*, std::int64_t);       \
   template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffinePoints<const T>&, int, double*,         \
                              std::int64_t);                                                                            \
+  template void affine_copy(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffineMaps<T>&,          \
+                            const AffineTask*, std::int64_t);                                                          \
   template void affine_constants(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffinePoints<T>&,   \
                                  const AffineTask*, std::int64_t);
 LONGSCAN_INSTANTIATE(float)

@@ -44,6 +44,11 @@ void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, 
 template <class Space, class T>
 void affine_norms(const Space& space, const AffinePoints<const T>& points, int n, double* norms, std::int64_t count);
 
+/// Slot `map` of `to` becomes slot `out` of `from`, task by task. Launches "longscan::affine::copy".
+template <class Space, class T>
+void affine_copy(const Space& space, const AffineMaps<T>& from, const AffineMaps<T>& to, const AffineTask* tasks,
+                 std::int64_t count);
+
 /// out = map(0) = b, task by task; x is not looked at. Launches "longscan::affine::constants".
 template <class Space, class T>
 void affine_constants(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& out,

@@ -8,7 +8,7 @@ namespace {
 
 template <class Space, class T>
 struct Functor {
-  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
+  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>, Kokkos::LaunchBounds<delta_team<Space>, 1>>;
   using Member = typename Policy::member_type;
   DeltaPass<T> pass;
   std::size_t bytes;
@@ -107,7 +107,8 @@ std::size_t delta_scratch_bytes(const DeltaRules& rules) {
 
 template <class Space>
 int delta_side_by_side(const Space& space) {
-  return is_host_space<Space> ? space.concurrency() : space.concurrency() / (2 * delta_team<Space>);
+  return is_host_space<Space> ? space.concurrency()
+                              : space.concurrency() / 2048;  // a multiprocessor's threads: one team fills its caches
 }
 
 template <class Space, class T>

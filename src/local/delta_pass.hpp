@@ -45,7 +45,7 @@ struct DeltaPass {
 
 /// Threads that work on a task together.
 template <class Space>
-inline constexpr int delta_team = is_host_space<Space> ? 1 : 256;
+inline constexpr int delta_team = is_host_space<Space> ? 1 : 512;
 
 /// Tasks that a device runs side by side at full speed.
 template <class Space>

@@ -27,10 +27,21 @@ hopper::Type type_of(DType type) {
 }
 
 hopper::TokenVectors vectors(const TokenArray& x) { return {x.data, x.token_stride, x.head_stride}; }
+/// float64 numbers are converted before a launch.
 hopper::TokenScalars scalars(const TokenArray& x) {
   if (!x) return {};
-  return {x.data, type_of(x.type), x.token_stride, x.head_stride};
+  return {x.data, type_of(x.type == DType::f64 ? DType::f32 : x.type), x.token_stride, x.head_stride};
 }
+
+/// [T,H] numbers as float32, dense.
+struct Narrow {
+  TokenArray from;
+  int heads;
+  float* to;
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    to[i] = load<float>(from.data, from.type, i / heads * from.token_stride + i % heads * from.head_stride);
+  }
+};
 
 hopper::Pass describe(const DeltaPass<float>& pass) {
   hopper::Pass p;
@@ -129,6 +140,17 @@ struct DeltaTensor::Memory {
   DeviceArray<DeltaTask<float>> device_checked;
   DeviceArray<hopper::Counts> device_counts;
   DeviceArray<int> device_small;
+  DeviceArray<float> beta, eta, log_decay;
+  void narrow(const Space& space, const DeltaPass<float>& pass, const TokenArray& from, DeviceArray<float>& memory,
+              hopper::TokenScalars& to) {
+    if (!from || from.type != DType::f64) return;
+    const std::int64_t n = pass.tokens * pass.heads;
+    reserve(memory, "longscan::delta::tensor_gates", n);
+    Kokkos::parallel_for("longscan::delta::narrow",
+                         Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(space, 0, n),
+                         Narrow{from, pass.heads, memory.data()});
+    to.data = memory.data(), to.token_stride = pass.heads, to.head_stride = 1;
+  }
   std::size_t launched = 0;
   int per_task = 1;
   std::int64_t breaches = 0;
@@ -140,13 +162,17 @@ DeltaTensor::~DeltaTensor() = default;
 bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
   const DeltaRules& r = pass.rules;
   const auto& in = pass.in;
+  const hopper::Pass p = describe(pass);
+  hopper::Pass square = p;  // P
+  square.d_value = r.d_key, square.v = p.k;
   return r.chunk == 64 && !r.dplr && !r.normalize_keys && !r.round_to_bf16 && r.inverse == Inverse::forward &&
          r.half_operands && !r.channel_decay && in.log_decay.heads_per_stored == 1 &&
          !(r.outputs && pass.state_every > 0) && size_of(in.k.type) == 2 && in.v.type == in.k.type &&
          in.v.heads_per_stored == 1 && in.beta.heads_per_stored == 1 && (!in.eta || in.eta.heads_per_stored == 1) &&
          (!r.outputs || (in.q.type == in.k.type && in.q.heads_per_stored == in.k.heads_per_stored && pass.out.data &&
                          pass.out.type == in.k.type)) &&
-         hopper::applies(device().major, r.d_key, r.d_value, describe(pass));
+         hopper::applies(device().major, r.d_key, r.d_value, p) &&
+         (!r.map || hopper::applies(device().major, r.d_key, r.d_key, square));
 }
 
 int DeltaTensor::side_by_side(const DeltaPass<float>& pass) {
@@ -188,8 +214,18 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
                         stream));
   check(cudaMemsetAsync(m.device_counts.data(), 0, total * sizeof(hopper::Counts), stream));
   hopper::Pass p = describe(pass);
+  m.narrow(space, pass, pass.in.beta, m.beta, p.beta);
+  m.narrow(space, pass, pass.in.eta, m.eta, p.eta);
+  m.narrow(space, pass, pass.in.log_decay, m.log_decay, p.log_decay);
   p.tasks = m.device_tasks.data(), p.task_count = static_cast<std::int32_t>(total), p.counts = m.device_counts.data();
-  check(hopper::run_pass(p, stream));
+  if (!pass.rules.map || K == pass.rules.d_value) {
+    check(hopper::run_pass(p, stream));
+  } else {  // P has other sizes than L
+    p.task_count = static_cast<std::int32_t>(n);
+    check(hopper::run_pass(p, stream));
+    p.tasks += n, p.counts += n, p.d_value = K, p.v = p.k;  // no v is read
+    check(hopper::run_pass(p, stream));
+  }
   Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 256),
                        ScaleCheck{pass, m.device_checked.data(), m.device_small.data()});
   check(cudaMemcpyAsync(m.counts.data(), m.device_counts.data(), total * sizeof(hopper::Counts), cudaMemcpyDeviceToHost,

@@ -92,6 +92,11 @@ struct HostLanes {
       for (int j = 0; j < n; ++j) row[j] += x * other[j];
     }
   }
+  /// Rows [top, end) of x in place by forward substitution with the unit lower triangle I - A, of which x has the rows
+  /// from `begin` on already; end - begin <= 16.
+  void substitute(int n, T* x, int ld, const T* A, int lda, int begin, int top, int end) const {
+    for (int t = top; t < end; ++t) combine(n, x + t * ld, T(1), A + t * lda, x, ld, begin, t);
+  }
   void transpose(int rows, int cols, const T* from, int ldf, T* to, int ldt) const {
     constexpr int side = 16;
     for (int j0 = 0; j0 < cols; j0 += side)
@@ -179,28 +184,41 @@ struct DeviceLanes {
       const int i0 = tile * rows, j = 4 * j4;
       const auto row = [&](int i) { return i0 + i < m ? i0 + i : m - 1; };  // the last ones twice
       T sum[rows][4];
+      LONGSCAN_UNROLL
       for (int i = 0; i < rows; ++i) {
         const Four old = accumulate ? *reinterpret_cast<const Four*>(c + row(i) * ldc + j) : Four{};
+        LONGSCAN_UNROLL
         for (int e = 0; e < 4; ++e) sum[i][e] = old.x[e];
       }
       int p = 0;
       for (; p + 4 <= k; p += 4) {
         Four right[4];
+        LONGSCAN_UNROLL
         for (int q = 0; q < 4; ++q) right[q] = *reinterpret_cast<const Four*>(b + (p + q) * ldb + j);
+        LONGSCAN_UNROLL
         for (int i = 0; i < rows; ++i) {
           const Four left = *reinterpret_cast<const Four*>(a + row(i) * lda + p);
-          for (int q = 0; q < 4; ++q)
+          LONGSCAN_UNROLL
+          for (int q = 0; q < 4; ++q) {
+            LONGSCAN_UNROLL
             for (int e = 0; e < 4; ++e) sum[i][e] += left.x[q] * right[q].x[e];
+          }
         }
       }
       for (; p < k; ++p) {
         const Four right = *reinterpret_cast<const Four*>(b + p * ldb + j);
-        for (int i = 0; i < rows; ++i)
-          for (int e = 0; e < 4; ++e) sum[i][e] += a[row(i) * lda + p] * right.x[e];
+        LONGSCAN_UNROLL
+        for (int i = 0; i < rows; ++i) {
+          const T left = a[row(i) * lda + p];
+          LONGSCAN_UNROLL
+          for (int e = 0; e < 4; ++e) sum[i][e] += left * right.x[e];
+        }
       }
+      LONGSCAN_UNROLL
       for (int i = 0; i < rows; ++i)
         if (i0 + i < m) {
           Four out;
+          LONGSCAN_UNROLL
           for (int e = 0; e < 4; ++e) out.x[e] = sum[i][e];
           *reinterpret_cast<Four*>(c + (i0 + i) * ldc + j) = out;
         }
@@ -223,6 +241,23 @@ struct DeviceLanes {
       T sum = row[j] * keep;
       for (int s = s0; s < s1; ++s) sum += weights[s] * rows[s * ld + j];
       row[j] = sum;
+    });
+  }
+  KOKKOS_FUNCTION void substitute(int n, T* x, int ld, const T* A, int lda, int begin, int top, int end) const {
+    constexpr int most = 16;
+    each(n, [&](int j) {  // a column in registers
+      T column[most];
+      LONGSCAN_UNROLL
+      for (int s = 0; s < most; ++s) column[s] = begin + s < end ? x[(begin + s) * ld + j] : T(0);
+      LONGSCAN_UNROLL
+      for (int t = 1; t < most; ++t) {
+        if (begin + t < top || begin + t >= end) continue;
+        LONGSCAN_UNROLL
+        for (int s = 0; s < t; ++s) column[t] += A[(begin + t) * lda + begin + s] * column[s];
+      }
+      LONGSCAN_UNROLL
+      for (int t = 0; t < most; ++t)
+        if (begin + t >= top && begin + t < end) x[(begin + t) * ld + j] = column[t];
     });
   }
   KOKKOS_FUNCTION void transpose(int rows, int cols, const T* from, int ldf, T* to, int ldt) const {
