@@ -77,10 +77,10 @@ void check(cudaError_t error) {
 /// What fp16 operands resolve: root mean squares below these lose digits to its subnormal numbers.
 constexpr float least_key = 1.f / 1024, least_query = 1.f / 4096, least_value = 1.f / 4096, least_state = 1.f / 16384;
 
-/// Looks at 64 tokens of each task. A team a task.
+/// Looks at 16 tokens of each task. A team a task.
 struct ScaleCheck {
   using Member = Kokkos::TeamPolicy<Kokkos::DefaultExecutionSpace>::member_type;
-  static constexpr int samples = 64;
+  static constexpr int samples = 16;
   DeltaPass<float> pass;
   const DeltaTask<float>* tasks;
   int* small;
@@ -226,7 +226,7 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
     p.tasks += n, p.counts += n, p.d_value = K, p.v = p.k;  // no v is read
     check(hopper::run_pass(p, stream));
   }
-  Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 256),
+  Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 512),
                        ScaleCheck{pass, m.device_checked.data(), m.device_small.data()});
   check(cudaMemcpyAsync(m.counts.data(), m.device_counts.data(), total * sizeof(hopper::Counts), cudaMemcpyDeviceToHost,
                         stream));
