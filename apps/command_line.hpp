@@ -3,7 +3,9 @@
 // What the files that describe the options of commands share: words for enums.
 #include <CLI/CLI.hpp>
 
+#include "apps/inspect.hpp"
 #include "apps/options.hpp"
+#include "apps/plan.hpp"
 
 namespace longscan {
 
@@ -28,6 +30,12 @@ struct Choices {
   }
 };
 
+inline const Choices<Layout> layouts{{{"THD", Layout::thd}, {"BTHD", Layout::bthd}, {"BHTD", Layout::bhtd}}};
+inline const Choices<std::optional<Variant>> variants{
+    {{"auto", std::nullopt}, {"delta", Variant::delta}, {"dplr", Variant::dplr}}};
+inline const Choices<Erase> erases{{{"decayed", Erase::decayed}, {"undecayed", Erase::undecayed}}};
+inline const Choices<Inverse> inverses{
+    {{"forward", Inverse::forward}, {"neumann", Inverse::neumann}, {"richardson", Inverse::richardson}}};
 inline const Choices<Precision> precisions{
     {{"auto", Precision::automatic}, {"f64", Precision::f64}, {"f32", Precision::f32}, {"bf16", Precision::bf16}}};
 inline const Choices<DType> types{
@@ -52,6 +60,13 @@ CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const C
       ->type_name(choices.text());
 }
 
+/// --config FILE: options that the command line does not give, from a file.
+void config_option(CLI::App& app);
+/// --log-decay NAME (and --log_decay NAME) for each role.
+void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, const std::vector<std::string>& roles);
+
+void inspect_options(CLI::App& app, InspectCommand& c);
+void plan_options(CLI::App& app, PlanCommand& c);
 /// The options of `generate newton` and `bench newton`.
 void generate_newton_options(CLI::App& app, GenerateNewton& g);
 void bench_newton_options(CLI::App& app, BenchNewton& b);

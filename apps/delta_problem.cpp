@@ -25,12 +25,14 @@ class Fitter {
     at_ = axes_of(problem_.layout);
     source_.batch = at_.batch < 0 ? 1 : v.shape[at_.batch];
     source_.tokens = v.shape[at_.token];
+    knows_tokens_ = true;
     problem_.shape.heads = static_cast<int>(v.shape[at_.head]);
     problem_.shape.d_value = static_cast<int>(v.shape[at_.width]);
     if (problem_.shape.heads < 1 || problem_.shape.d_value < 1) return fail(v, "has no heads or no width");
     const std::size_t before = problems_.size();
     wide("k", 0);
-    if (problems_.size() == before) problem_.shape.d_key = static_cast<int>(source_.data.at("k").shape[at_.width]);
+    if (source_.data.at("k").shape.size() == axes)
+      problem_.shape.d_key = static_cast<int>(source_.data.at("k").shape[at_.width]);
     if (problem_.shape.d_key < 1) return fail(source_.data.at("k"), "has keys of no width");
     for (const char* role : {"q", "a", "b"})
       if (source_.data.count(role)) wide(role, problem_.shape.d_key);
@@ -48,10 +50,14 @@ class Fitter {
     return problems_.size() == before;
   }
 
-  void sequences(const InputFile& file) {
+  /// The axes of v are understood.
+  bool knows_tokens() const { return knows_tokens_; }
+
+  /// `fits`: the shape is known, so states can be compared with it.
+  void sequences(const InputFile& file, bool fits) {
     problem_.packed = source_.data.count("cu_seqlens") > 0;
     set_offsets(file, source_, problems_);
-    if (!source_.data.count("initial_state")) return;
+    if (!fits || !source_.data.count("initial_state")) return;
     const DatasetInfo& s = source_.data.at("initial_state");
     const std::vector<std::int64_t> one = {problem_.shape.heads, problem_.shape.d_value, problem_.shape.d_key};
     std::vector<std::int64_t> all = one;
@@ -119,6 +125,7 @@ class Fitter {
   Source& source_;
   Problems& problems_;
   Axes at_{};
+  bool knows_tokens_ = false;
 };
 
 /// What must be equal for two groups to be solved together.
@@ -153,9 +160,10 @@ DeltaProblem one_problem(const InputFile& file, const DeltaCommand& command, con
     find.take("eta", false, source);
   }
   for (const char* role : {"log_decay", "initial_state", "cu_seqlens"}) find.take(role, false, source);
-  if (problems.size() != before) return problem;
+  if (!source.data.count("v") || !source.data.count("k")) return problem;  // they say what the axes are
   Fitter fitter(problem, source, problems);
-  if (fitter.fit(command.solve.layout)) fitter.sequences(file);
+  fitter.fit(command.solve.layout);
+  if (fitter.knows_tokens()) fitter.sequences(file, problems.size() == before);
   return problem;
 }
 
@@ -185,8 +193,7 @@ std::int64_t DeltaProblem::tokens() const {
   return sum;
 }
 
-std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaCommand& command) {
-  Problems problems;
+std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaCommand& command, Problems& problems) {
   const auto solvable = [&](const std::string& group) {
     const DatasetFinder find(file, command.names, group, problems);
     return find.there("q") || find.there("k") || find.there("v");
@@ -204,6 +211,12 @@ std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaComman
     else
       found[it->second].sources.push_back(std::move(problem.sources.front()));
   }
+  return found;
+}
+
+std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaCommand& command) {
+  Problems problems;
+  auto found = find_problems(file, command, problems);
   throw_problems(file.path(), problems);
   return found;
 }

@@ -35,6 +35,8 @@ Axes axes_of(Layout layout);
 
 /// Everything the file holds that `command` asks to solve. Throws bad_input with all that is wrong.
 std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaCommand& command);
+/// The same, but adds what is wrong to `problems`; returns the groups that nothing is wrong with.
+std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaCommand& command, Problems& problems);
 
 std::string to_text(const std::vector<DeltaProblem>& problems);
 std::vector<DeltaProblem> problems_from_text(const std::string& text);

@@ -31,6 +31,7 @@ void generate_newton_options(CLI::App& app, GenerateNewton& g) {
   app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")->capture_default_str();
   app.add_flag("--force", g.force, "replace an existing file");
   app.add_flag("--quiet", g.quiet, "print errors only");
+  config_option(app);
   app.footer("Example:\n  longscan generate newton -o in.h5 --tokens 4096 --cell gru --hidden 32 --input 16 --seed 1");
 }
 
@@ -58,6 +59,7 @@ void bench_newton_options(CLI::App& app, BenchNewton& b) {
       ->capture_default_str();
   app.add_option("--runs", b.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
+  config_option(app);
   app.footer("Example:\n  longscan bench newton --cell paragru --tokens 16384 --hidden 64 --method newton quasi");
 }
 

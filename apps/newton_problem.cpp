@@ -129,8 +129,7 @@ Precision newton_arithmetic(Precision wanted, DType x, DType weights) {
 }
 
 std::vector<NewtonProblem> find_newton_problems(const InputFile& file, const NewtonCommand& command,
-                                                const NetworkShape& network) {
-  Problems problems;
+                                                const NetworkShape& network, Problems& problems) {
   const auto solvable = [&](const std::string& group) {
     return DatasetFinder(file, command.names, group, problems).there("x");
   };
@@ -146,6 +145,13 @@ std::vector<NewtonProblem> find_newton_problems(const InputFile& file, const New
     else
       found[it->second].sources.push_back(std::move(problem.sources.front()));
   }
+  return found;
+}
+
+std::vector<NewtonProblem> find_newton_problems(const InputFile& file, const NewtonCommand& command,
+                                                const NetworkShape& network) {
+  Problems problems;
+  auto found = find_newton_problems(file, command, network, problems);
   throw_problems(file.path(), problems);
   return found;
 }

@@ -39,6 +39,10 @@ CellSource read_cell(const InputFile& input, const std::string& cell);
 std::vector<NewtonProblem> find_newton_problems(const InputFile& file, const NewtonCommand& command,
                                                 const NetworkShape& network);
 
+/// The same, but adds what is wrong to `problems`; returns the groups that nothing is wrong with.
+std::vector<NewtonProblem> find_newton_problems(const InputFile& file, const NewtonCommand& command,
+                                                const NetworkShape& network, Problems& problems);
+
 /// Arithmetic of a solve: f64 or f32.
 Precision newton_arithmetic(Precision wanted, DType x, DType weights);
 

@@ -7,13 +7,6 @@
 namespace longscan {
 namespace {
 
-const Choices<Layout> layouts{{{"THD", Layout::thd}, {"BTHD", Layout::bthd}, {"BHTD", Layout::bhtd}}};
-const Choices<std::optional<Variant>> variants{
-    {{"auto", std::nullopt}, {"delta", Variant::delta}, {"dplr", Variant::dplr}}};
-const Choices<Erase> erases{{{"decayed", Erase::decayed}, {"undecayed", Erase::undecayed}}};
-const Choices<Inverse> inverses{
-    {{"forward", Inverse::forward}, {"neumann", Inverse::neumann}, {"richardson", Inverse::richardson}}};
-
 CLI::Option* output_type(CLI::App& app, std::optional<DType>& target) {
   return app
       .add_option_function<std::string>(
@@ -32,7 +25,7 @@ std::vector<std::string> known_names(const CLI::App& app) {
 }
 
 /// Gives `app` the options of a file that the command line does not give: lines `option = value`, or those of the
-/// section [command]. (CLI11 looks at the files of its outermost App only.)
+/// section [command], [generate.delta]. (CLI11 looks at the files of its outermost App only.)
 void read_config(CLI::App& app, const std::string& path) {
   std::vector<CLI::ConfigItem> items;
   try {
@@ -40,9 +33,12 @@ void read_config(CLI::App& app, const std::string& path) {
   } catch (const CLI::FileError&) {
     throw Error(ExitCode::file_io, "cannot read the options in " + path);
   }
+  std::vector<std::string> section;  // generate, delta
+  for (const CLI::App* level = &app; level->get_parent(); level = level->get_parent())
+    section.insert(section.begin(), level->get_name());
   for (const CLI::ConfigItem& item : items) {
     if (item.name == "++" || item.name == "--") continue;  // a section starts or ends
-    if (!item.parents.empty() && item.parents.front() != app.get_name()) continue;
+    if (!item.parents.empty() && item.parents != section) continue;
     CLI::Option* option = app.get_option_no_throw("--" + item.name);
     if (!option) option = app.get_option_no_throw(item.name);
     if (!option || !option->get_configurable()) throw_unknown("option in " + path, "--" + item.name, known_names(app));
@@ -87,6 +83,12 @@ void solve_options(CLI::App& app, SolveOptions& o) {
   app.add_option("--report", o.report, "write a report")->type_name("FILE.json");
   app.add_flag("--force", o.force, "replace an existing output");
   app.add_flag("--quiet", o.quiet, "print errors only");
+  config_option(app);
+}
+
+}  // namespace
+
+void config_option(CLI::App& app) {
   app.add_option_function<std::string>(
          "--config", [&app](const std::string& path) { read_config(app, path); },
          "read options from a file, one `option = value` a line; the command line wins")
@@ -94,7 +96,6 @@ void solve_options(CLI::App& app, SolveOptions& o) {
       ->type_name("FILE");
 }
 
-/// --log-decay NAME (and --log_decay NAME) for each role.
 void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, const std::vector<std::string>& roles) {
   for (const std::string& role : roles) {
     std::string option = "--" + role;
@@ -107,6 +108,8 @@ void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, con
         ->group("Dataset names");
   }
 }
+
+namespace {
 
 void newton_options(CLI::App& app, NewtonCommand& c) {
   solve_options(app, c.solve);
@@ -186,6 +189,7 @@ void generate_options(CLI::App& app, GenerateDelta& g) {
   app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")->capture_default_str();
   app.add_flag("--force", g.force, "replace an existing file");
   app.add_flag("--quiet", g.quiet, "print errors only");
+  config_option(app);
   app.footer("Example:\n  longscan generate delta -o in.h5 --tokens 4096 --heads 2 --d-key 32 --d-value 32 --seed 1");
 }
 
@@ -284,6 +288,16 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   CLI::App* newton_app = app.add_subcommand("newton", "evaluate a nonlinear recurrent network");
   newton_options(*newton_app, newton);
 
+  InspectCommand inspect;
+  CLI::App* inspect_app =
+      app.add_subcommand("inspect", "what is in a file, how it would be read, what is wrong, how hard it is");
+  inspect_options(*inspect_app, inspect);
+
+  PlanCommand plan;
+  CLI::App* plan_app =
+      app.add_subcommand("plan", "memory a rank, windows, traffic, time of a solve, before anything is read");
+  plan_options(*plan_app, plan);
+
   CLI::App* generate_app = app.add_subcommand("generate", "write synthetic data of any length");
   generate_app->require_subcommand(1);
   GenerateDelta generate;
@@ -308,6 +322,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   verify_app->add_option("--tolerance", verify.tolerance, "largest difference, relative to the RMS (default: by type)")
       ->check(CLI::PositiveNumber);
   verify_app->add_flag("--quiet", verify.quiet, "print errors only");
+  config_option(*verify_app);
   verify_app->footer("Example:\n  longscan verify in.h5 out.h5 --sample 8");
 
   CLI::App* bench_app = app.add_subcommand("bench", "measure");
@@ -335,6 +350,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   choice(*bench_delta_app, "--precision", bench.precision, precisions, "arithmetic (default f32)");
   bench_delta_app->add_flag("--reproducible", bench.reproducible, "time --reproducible");
   bench_delta_app->add_flag("--json", bench.json, "print one JSON array of rows on stdout");
+  config_option(*bench_delta_app);
   bench_delta_app->footer("Example:\n  longscan bench delta --tokens 8192 --heads 1");
 
   BenchNewton bench_newton;
@@ -362,6 +378,8 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   if (newton_app->parsed()) run_newton(ranks, newton);
   if (generate_delta_app->parsed()) run_generate_delta(ranks, generate);
   if (generate_newton_app->parsed()) run_generate_newton(ranks, generate_newton);
+  if (inspect_app->parsed()) run_inspect(ranks, inspect);
+  if (plan_app->parsed()) run_plan(ranks, plan);
   if (verify_app->parsed()) run_verify(ranks, verify);
   if (bench_delta_app->parsed()) run_bench_delta(ranks, bench);
   if (bench_newton_app->parsed()) run_bench_newton(ranks, bench_newton);

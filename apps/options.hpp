@@ -33,6 +33,9 @@ struct SolveOptions {
   bool quiet = false;
 };
 
+struct InspectCommand;  // apps/inspect.hpp
+struct PlanCommand;     // apps/plan.hpp
+
 struct DeltaCommand {
   SolveOptions solve;
   std::optional<Variant> variant;
@@ -112,6 +115,8 @@ void run_newton(Transport& ranks, const NewtonCommand& command);
 void run_generate_delta(Transport& ranks, const GenerateDelta& command);
 void run_generate_newton(Transport& ranks, const GenerateNewton& command);
 void run_verify(Transport& ranks, const VerifyCommand& command);
+void run_inspect(Transport& ranks, const InspectCommand& command);
+void run_plan(Transport& ranks, const PlanCommand& command);
 void run_bench_delta(Transport& ranks, const BenchDelta& command);
 void run_bench_newton(Transport& ranks, const BenchNewton& command);
 void run_info(Transport& ranks);

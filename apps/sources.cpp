@@ -5,6 +5,12 @@
 #include <cstdio>
 
 namespace longscan {
+namespace {
+
+constexpr const char* all_roles[] = {"q", "k", "v",  "beta", "eta",           "log_decay", "a",
+                                     "b", "x", "h0", "c0",   "initial_state", "cu_seqlens"};
+
+}  // namespace
 
 void throw_problems(const std::string& file, const Problems& problems) {
   if (problems.empty()) return;
@@ -38,9 +44,12 @@ void DatasetFinder::take(const std::string& role, bool required, Source& source)
   if (!there(role)) {
     if (!required && !given_.count(role)) return;
     std::string text = "no dataset '" + name(role) + "' in group '" + group_ + "'";
-    const std::string near = nearest(name(role), there_);
+    std::vector<std::string> free;  // a dataset that has a role of its own is not what was meant
+    for (const std::string& n : there_)
+      if (std::find(std::begin(all_roles), std::end(all_roles), n) == std::end(all_roles)) free.push_back(n);
+    const std::string near = nearest(name(role), free);
     if (!near.empty()) text += "; did you mean '" + near + "' (--" + role + " " + near + ")?";
-    text += " There are:";
+    text += near.empty() ? "; there are:" : " There are:";
     for (const std::string& n : there_) text += " " + n;
     problems_.push_back(text + (there_.empty() ? " none" : ""));
     return;

@@ -101,6 +101,7 @@ struct OutputDataset {
   std::vector<std::int64_t> shape;
   DType type = DType::f32;
   std::int64_t offset = -1;  ///< of its first byte in the file, once created; -1 if it has no bytes
+  bool integers = false;     ///< holds 64-bit integers; `type`, which says how wide a value is, is f64
   std::int64_t elements() const;
 };
 

@@ -53,9 +53,9 @@ void create_dataset(hid_t file, OutputDataset& dataset, const std::string& outpu
   check(H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY), ExitCode::internal, what);
   check(H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER), ExitCode::internal, what);
   check(H5Pset_obj_track_times(creation, false), ExitCode::internal, what);  // the same results, the same bytes
-  const Hid id =
-      checked(H5Dcreate2(file, dataset.path.c_str(), io::make_type(dataset.type), space, links, creation, H5P_DEFAULT),
-              ExitCode::file_io, what);
+  const Hid type = dataset.integers ? Hid(H5Tcopy(H5T_NATIVE_INT64)) : io::make_type(dataset.type);
+  const Hid id = checked(H5Dcreate2(file, dataset.path.c_str(), type, space, links, creation, H5P_DEFAULT),
+                         ExitCode::file_io, what);
   dataset.offset = -1;
   if (dataset.elements() == 0) return;
 

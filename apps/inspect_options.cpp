@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of `inspect` and `plan`.
+#include "apps/command_line.hpp"
+
+namespace longscan {
+namespace {
+
+const std::vector<std::string> delta_roles = {"q",         "k", "v", "beta",          "eta",
+                                              "log_decay", "a", "b", "initial_state", "cu_seqlens"};
+
+/// What says how a file is read, for both solvers.
+void reading_options(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) {
+  app.add_option_function<std::vector<std::string>>(
+         "--group",
+         [&delta, &newton](const std::vector<std::string>& groups) {
+           delta.solve.groups = newton.solve.groups = groups;
+         },
+         "groups; shell patterns")
+      ->type_name("PATH…");
+  app.add_option_function<std::string>(
+         "--layout",
+         [&delta, &newton](const std::string& word) {
+           if (word == "TD" || word == "BTD")
+             newton.layout = word;
+           else
+             delta.solve.layout = layouts.parse("--layout", word);
+         },
+         "order of the axes, if not the usual")
+      ->type_name("THD|BTHD|BHTD|TD|BTD");
+  app.add_option_function<std::string>(
+         "--precision",
+         [&delta, &newton](const std::string& word) {
+           delta.solve.precision = newton.solve.precision = precisions.parse("--precision", word);
+         },
+         "arithmetic; auto follows the widest input")
+      ->type_name(precisions.text());
+  choice(app, "--variant", delta.variant, variants, "delta rule, or free vectors a, b (dplr); auto: by the datasets");
+  choice(app, "--erase", delta.erase, erases, "what the erasing term reads");
+  app.add_option("--chunk", delta.chunk, "tokens of a chunk")->check(CLI::Range(1, 256))->capture_default_str();
+  app.add_flag("--normalize-keys", delta.normalize_keys, "divide k by |k|");
+  app.add_option("--cell", newton.cell, "the cell: a group with a torch state_dict (default: group /cell of IN.h5)")
+      ->type_name("CELL.h5[:/group]");
+}
+
+void both_names(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) {
+  dataset_names(app, delta.names, delta_roles);
+  dataset_names(app, newton.names, {"x", "h0", "c0"});
+}
+
+}  // namespace
+
+void inspect_options(CLI::App& app, InspectCommand& c) {
+  app.add_option("input", c.delta.solve.input, "file to look at (HDF5)")->required()->type_name("IN.h5");
+  app.add_flag("--json", c.json, "print one JSON object on stdout");
+  app.add_flag("--all", c.all, "look at every token (default: a sample of bounded size); ranks share them");
+  app.add_option("--influence", c.influence,
+                 "write what the tokens of this chunk do to each other: T = (I - A)^-1, its split by path length, and "
+                 "which earlier tokens matter most")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("CHUNK");
+  app.add_option("-o,--output", c.output, "file of --influence (default influence.h5)")->type_name("FILE.h5");
+  app.add_option("--token", c.token,
+                 "with --influence: the token whose influences are listed (default: the chunk's last)")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("T");
+  app.add_option("--head", c.head, "with --influence: the head whose influences are listed")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--force", c.force, "replace an existing file of --influence");
+  reading_options(app, c.delta, c.newton);
+  app.add_option("--scale", c.delta.scale, "factor of the output: a number, or rsqrt")
+      ->type_name("X|rsqrt")
+      ->capture_default_str();
+  config_option(app);
+  both_names(app, c.delta, c.newton);
+  c.output = "influence.h5";
+  app.footer(
+      "Exit code 3 if something in the file could not be solved as it stands.\n"
+      "Example:\n  longscan generate delta -o in.h5 --tokens 4096 --heads 2 --d-key 32 --d-value 32\n"
+      "  longscan inspect in.h5 --all\n  longscan inspect in.h5 --influence 3 -o influence.h5");
+}
+
+void plan_options(CLI::App& app, PlanCommand& c) {
+  app.add_option("input", c.delta.solve.input, "input file (HDF5); without one, the sizes below")->type_name("IN.h5");
+  app.add_option("--ranks", c.ranks, "P, ranks of the planned job")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--ranks-per-node", c.ranks_per_node,
+                 "ranks that share a node's memory (default: as many as cores here)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  app.add_option("--memory", c.memory, "bytes a rank may use, such as 64GB (default: from what is free here)")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("BYTES");
+  app.add_option("--window", c.delta.solve.window, "tokens a rank in memory at a time (default: as many as fit)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("TOKENS");
+  app.add_option_function<std::string>(
+         "--solver",
+         [&c](const std::string& word) {
+           if (word != "auto" && word != "delta" && word != "newton")
+             throw_unknown("value of --solver", word, {"auto", "delta", "newton"});
+           c.solver = word;
+         },
+         "which solver; auto: what the file holds, delta without one")
+      ->type_name("auto|delta|newton");
+  app.add_flag("--reproducible", c.delta.solve.reproducible, "plan for --reproducible");
+  app.add_flag("--state-only", c.delta.state_only, "plan for --state-only");
+  app.add_option("--state-every", c.delta.state_every, "plan for --state-every N")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  app.add_flag("--json", c.json, "print one JSON array on stdout");
+  const std::string sizes = "Sizes, without a file";
+  app.add_option("--tokens", c.sizes.tokens, "T")->check(CLI::NonNegativeNumber)->capture_default_str()->group(sizes);
+  app.add_option("--sequences", c.sequences, "that the tokens are cut into")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(sizes);
+  app.add_option("--heads", c.sizes.heads, "H")->check(CLI::PositiveNumber)->capture_default_str()->group(sizes);
+  app.add_option("--d-key", c.sizes.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str()->group(sizes);
+  app.add_option("--d-value", c.sizes.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str()->group(sizes);
+  app.add_option_function<std::string>(
+         "--decay",
+         [&c](const std::string& word) {
+           if (word != "none" && word != "head" && word != "channel")
+             throw_unknown("value of --decay", word, {"none", "head", "channel"});
+           c.sizes.decay = word;
+         },
+         "log_decay: none, one a head, one a key channel")
+      ->type_name("none|head|channel")
+      ->group(sizes);
+  choice(app, "--dtype", c.sizes.type, types, "type of the datasets (default f32)")->group(sizes);
+  app.add_option("--cell-type", c.cell.cell, "newton: type of the cell")
+      ->type_name("rnn_tanh|rnn_relu|gru|lstm|paragru|paralstm")
+      ->capture_default_str()
+      ->group(sizes);
+  app.add_option("--hidden", c.cell.hidden, "newton: D")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(sizes);
+  app.add_option("--input", c.cell.inputs, "newton: D_in")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(sizes);
+  app.add_option("--layers", c.cell.layers, "newton: layers")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(sizes);
+  const std::string model = "The machine";
+  app.add_option("--file-rate", c.file_rate, "bytes a second that files are read and written at, all ranks together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(model);
+  app.add_option("--solve-rate", c.solve_rate,
+                 "delta: tokens and heads, newton: tokens, that a rank solves a second (default: measured here)")
+      ->check(CLI::PositiveNumber)
+      ->group(model);
+  app.add_option("--latency", c.model.latency, "seconds of a message between ranks")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(model);
+  app.add_option_function<double>(
+         "--bandwidth", [&c](double x) { c.model.byte = 1 / x; }, "bytes a second between two ranks (default 1e10)")
+      ->check(CLI::PositiveNumber)
+      ->group(model);
+  app.add_option_function<double>(
+         "--apply-rate", [&c](double x) { c.model.multiply = 1 / x; },
+         "multiplications a second of S P + L (default 1e10)")
+      ->check(CLI::PositiveNumber)
+      ->group(model);
+  reading_options(app, c.delta, c.newton);
+  config_option(app);
+  both_names(app, c.delta, c.newton);
+  app.footer(
+      "Exit code 5 if it will not fit.\n"
+      "Example:\n  longscan plan --tokens 1048576 --heads 16 --d-key 128 --d-value 128 --ranks 8 --memory 16GB");
+}
+
+}  // namespace longscan

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What passing states between ranks costs, by a model. Pure: no messages, nothing measured.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace longscan {
+
+/// Seconds. The defaults are those of an ordinary cluster's network and core.
+struct ScanModel {
+  double latency = 2e-6;    ///< alpha: of a message
+  double byte = 1e-10;      ///< beta: of a byte more (10 GB/s)
+  double multiply = 1e-10;  ///< c: of a multiplication and addition of S P + L (10 Gflop/s each)
+};
+
+/// A scan of n elements (heads, channels): points are states, maps are (P, L).
+struct ScanWork {
+  std::int64_t elements = 1, point_bytes = 0, map_bytes = 0;
+  double apply = 0, compose = 0;  ///< multiplications of S P + L, of P1 P2 and L1 P2 + L2; one element
+};
+
+/// What each algorithm costs on p ranks, from the last rank's map being ready to every rank's knowing its state:
+///   chain      (p - 1 + b - 1) (alpha + beta n s / b + c n apply / b), in the best number b of pieces: maps stay
+///   alltoall   2 (p - 1) alpha + beta (p - 1) ceil(n / p) (m + s) + c ceil(n / p) (p - 1) apply
+///   allgather  log2 p alpha + beta (p - 1) n m + c (p - 1) n apply
+///   doubling   log2 p (alpha + beta n m + c n compose)
+///   mpi        (p - 1) (alpha + beta n m + c n compose): MPI_Exscan as an unsegmented chain of maps
+struct ScanCost {
+  std::string algorithm;
+  double seconds = 0;
+};
+std::vector<ScanCost> scan_costs(const ScanWork& work, int ranks, const ScanModel& model);
+
+}  // namespace longscan
