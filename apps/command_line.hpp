@@ -3,6 +3,7 @@
 // What the files that describe the options of commands share: words for enums.
 #include <CLI/CLI.hpp>
 
+#include "apps/generate_preset.hpp"
 #include "apps/inspect.hpp"
 #include "apps/options.hpp"
 #include "apps/plan.hpp"
@@ -67,6 +68,11 @@ void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, con
 
 void inspect_options(CLI::App& app, InspectCommand& c);
 void plan_options(CLI::App& app, PlanCommand& c);
+/// An option that takes one of a few words.
+void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
+            const std::string& help);
+/// --preset, --shortest
+void preset_options(CLI::App& app, std::string& preset, std::int64_t& shortest, const std::string& help);
 /// The options of `generate newton` and `bench newton`.
 void generate_newton_options(CLI::App& app, GenerateNewton& g);
 void bench_newton_options(CLI::App& app, BenchNewton& b);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "apps/generate_delta.hpp"
+#include "apps/generate_preset.hpp"
 #include "apps/output.hpp"
 #include "apps/progress.hpp"
 #include "core/dtype.hpp"
@@ -25,7 +26,10 @@ void fill_delta_array(DeltaStream stream, std::uint64_t seed, std::int64_t begin
   }
 }
 
-void run_generate_delta(Transport& ranks, const GenerateDelta& g) {
+void run_generate_delta(Transport& ranks, const GenerateDelta& asked) {
+  const Preset preset = preset_of(asked.preset);
+  GenerateDelta g = asked;
+  if (preset.gated && g.decay == "none") g.decay = "head";
   struct Dataset {
     const char* name;
     DeltaStream stream;
@@ -45,18 +49,28 @@ void run_generate_delta(Transport& ranks, const GenerateDelta& g) {
     datasets.push_back({a.name, shape, g.type});
     token_values += static_cast<std::int64_t>(g.heads) * a.width;
   }
+  std::vector<std::int64_t> offsets;
+  if (preset.packed) {
+    offsets = pareto_offsets(g.seed, g.tokens, g.shortest);
+    datasets.push_back({"/cu_seqlens", {static_cast<std::int64_t>(offsets.size())}, DType::f64});
+    datasets.back().integers = true;
+  }
   SharedOutput out(ranks, g.output, "", g.force, datasets,
-                   {{"longscan_version", std::string(LONGSCAN_VERSION)}, {"seed", static_cast<std::int64_t>(g.seed)}});
+                   {{"longscan_version", std::string(LONGSCAN_VERSION)},
+                    {"seed", static_cast<std::int64_t>(g.seed)},
+                    {"preset", g.preset}});
   Progress progress(ranks.rank() == 0 && !g.quiet, "longscan generate", g.tokens);
   const TokenRange part = part_of(g.tokens, ranks.size(), ranks.rank());
   const std::int64_t each = std::max<std::int64_t>(1, (std::int64_t{4} << 20) / token_values);
   std::vector<std::byte> buffer;
   agree(ranks, [&] {
+    if (preset.packed && ranks.rank() == 0)
+      out.write("/cu_seqlens", {{0}, {static_cast<std::int64_t>(offsets.size())}}, offsets.data());
     for (std::int64_t t = part.begin; t < part.end; t += each) {
       const std::int64_t n = std::min(each, part.end - t);
       for (std::size_t i = 0; i < arrays.size(); ++i) {
         buffer.resize(n * g.heads * arrays[i].width * size_of(g.type));
-        fill_delta_array(arrays[i].stream, g.seed, t, n, g.heads, arrays[i].width, g.type, buffer.data());
+        fill_preset_array(preset, arrays[i].stream, g.seed, t, n, g.heads, arrays[i].width, g.type, buffer.data());
         Slab slab{{t, 0}, {n, g.heads}};
         if (datasets[i].shape.size() == 3) slab.begin.push_back(0), slab.count.push_back(arrays[i].width);
         out.write(arrays[i].name, slab, buffer.data());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/generate_preset.hpp"
 #include "apps/options.hpp"
 #include "apps/output.hpp"
 #include "apps/progress.hpp"
@@ -77,6 +78,7 @@ CellWeights synthetic_weights(const SyntheticCell& cell, std::uint64_t seed, DTy
 void run_generate_newton(Transport& ranks, const GenerateNewton& g) {
   const SyntheticCell cell{g.cell, g.hidden, g.inputs, g.layers, g.bidirectional, g.recurrent_scale};
   check(cell);
+  const Preset preset = preset_of(g.preset);
   std::vector<SyntheticTensor> tensors = {{"/x", {g.tokens, g.inputs}, 1, synthetic_x}};
   for (SyntheticTensor& t : synthetic_tensors(cell)) {
     t.name = "/cell/" + t.name;
@@ -84,13 +86,22 @@ void run_generate_newton(Transport& ranks, const GenerateNewton& g) {
   }
   std::vector<OutputDataset> datasets;
   for (const SyntheticTensor& t : tensors) datasets.push_back({t.name, t.shape, g.type});
+  std::vector<std::int64_t> offsets;
+  if (preset.packed) {
+    offsets = pareto_offsets(g.seed, g.tokens, g.shortest);
+    datasets.push_back({"/cu_seqlens", {static_cast<std::int64_t>(offsets.size())}, DType::f64});
+    datasets.back().integers = true;
+  }
   SharedOutput out(ranks, g.output, "", g.force, datasets,
                    {{"longscan_version", std::string(LONGSCAN_VERSION)},
                     {"seed", static_cast<std::int64_t>(g.seed)},
+                    {"preset", g.preset},
                     {"/cell/type", g.cell}});
   Progress progress(ranks.rank() == 0 && !g.quiet, "longscan generate", g.tokens);
   std::vector<std::byte> buffer;
   agree(ranks, [&] {
+    if (preset.packed && ranks.rank() == 0)
+      out.write("/cu_seqlens", {{0}, {static_cast<std::int64_t>(offsets.size())}}, offsets.data());
     for (const SyntheticTensor& t : tensors) {  // each rank writes a part of the rows, piece by piece
       const std::int64_t width = t.shape.size() > 1 ? t.shape[1] : 1;
       const TokenRange part = part_of(t.shape[0], ranks.size(), ranks.rank());
@@ -98,7 +109,10 @@ void run_generate_newton(Transport& ranks, const GenerateNewton& g) {
       for (std::int64_t row = part.begin; row < part.end; row += each) {
         const std::int64_t n = std::min(each, part.end - row);
         buffer.resize(n * width * size_of(g.type));
-        fill_normal(g.seed, t.stream, t.deviation, row * width, n * width, g.type, buffer.data());
+        if (t.stream == synthetic_x)
+          fill_preset_features(preset, g.seed, t.stream, row, n, static_cast<int>(width), g.type, buffer.data());
+        else
+          fill_normal(g.seed, t.stream, t.deviation, row * width, n * width, g.type, buffer.data());
         Slab slab{{row}, {n}};
         if (t.shape.size() > 1) slab.begin.push_back(0), slab.count.push_back(width);
         out.write(t.name, slab, buffer.data());

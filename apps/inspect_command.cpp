@@ -351,7 +351,8 @@ void print_newton(const json& d) {
   line("auto", a.at("status").get<std::string>() + " by " + a.at("method_used").get<std::string>() + " in " +
                    number(a.at("passes")) + (a.at("passes") == 1 ? " pass" : " passes") +
                    (a.at("reason") == "" ? "" : " (" + a.at("reason").get<std::string>() + ")"));
-  std::string text = d.at("newton_iterations_predicted").get<std::string>() + " iterations by the log-amplification";
+  std::string text = "by the log-amplification: " + d.at("newton_iterations_predicted").get<std::string>();
+  if (text.back() >= '0' && text.back() <= '9') text += " iterations";
   if (d.contains("newton"))
     text +=
         d.at("newton").at("iterations").is_null()

@@ -4,6 +4,7 @@
 #include <Kokkos_Core.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "apps/options.hpp"
@@ -43,9 +44,15 @@ int run(longscan::Transport& ranks, int argc, char** argv) {
   std::abort();
 }
 
+/// Descriptions of the command line need no ranks: builds and shells ask for them where MPI may not start.
+bool asks_for_description(int argc, char** argv) {
+  return argc > 1 && (std::strcmp(argv[1], "--man-page") == 0 || std::strcmp(argv[1], "--completion") == 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (asks_for_description(argc, argv)) return run(*longscan::make_single_transport(), argc, argv);
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
   int code = 1, rank = 0;

@@ -12,6 +12,14 @@ void cell_type(CLI::App& app, std::string& cell) {
 
 }  // namespace
 
+void preset_options(CLI::App& app, std::string& preset, std::int64_t& shortest, const std::string& help) {
+  one_of(app, "--preset", preset, preset_names, help);
+  app.add_option("--shortest", shortest, "fewest tokens of a packed sequence")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N")
+      ->capture_default_str();
+}
+
 void generate_newton_options(CLI::App& app, GenerateNewton& g) {
   app.add_option("-o,--output", g.output, "file to write: x, and the cell in group /cell")
       ->required()
@@ -28,6 +36,9 @@ void generate_newton_options(CLI::App& app, GenerateNewton& g) {
   app.add_option("--layers", g.layers, "layers")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_flag("--bidirectional", g.bidirectional, "both directions");
   choice(app, "--dtype", g.type, wide_types, "type of the datasets (default f32)");
+  preset_options(app, g.preset, g.shortest,
+                 "plain; bursts: features that change slowly, and loud stretches; packed: sequences of heavy-tailed "
+                 "lengths; realistic: both");
   app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")->capture_default_str();
   app.add_flag("--force", g.force, "replace an existing file");
   app.add_flag("--quiet", g.quiet, "print errors only");

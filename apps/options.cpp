@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "apps/command_line.hpp"
+#include "apps/describe.hpp"
 
 namespace longscan {
 namespace {
@@ -51,7 +52,8 @@ void read_config(CLI::App& app, const std::string& path) {
   }
 }
 
-/// An option that takes one of a few words.
+}  // namespace
+
 void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
             const std::string& help) {
   std::string type;
@@ -66,6 +68,8 @@ void one_of(CLI::App& app, const std::string& option, std::string& target, const
          help)
       ->type_name(type);
 }
+
+namespace {
 
 void solve_options(CLI::App& app, SolveOptions& o) {
   app.add_option("input", o.input, "input file (HDF5)")->required()->type_name("IN.h5");
@@ -186,6 +190,10 @@ void generate_options(CLI::App& app, GenerateDelta& g) {
          "log_decay: none, one a head, one a key channel")
       ->type_name("none|head|channel");
   choice(app, "--dtype", g.type, types, "type of the datasets (default f32)");
+  preset_options(
+      app, g.preset, g.shortest,
+      "plain; gated: decays near one; bursts: quiet stretches, and bursts of strong writes with nearly equal "
+      "keys; packed: sequences of heavy-tailed lengths; realistic: all of these");
   app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")->capture_default_str();
   app.add_flag("--force", g.force, "replace an existing file");
   app.add_flag("--quiet", g.quiet, "print errors only");
@@ -272,8 +280,12 @@ std::map<std::string, std::string> describe(const NewtonCommand& c) {
 void run_command_line(Transport& ranks, int argc, char** argv) {
   CLI::App app("Recurrences over sequences too long for one device, cut over MPI ranks.", "longscan");
   app.set_version_flag("--version", std::string("longscan ") + LONGSCAN_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.set_help_all_flag("--help-all", "help of every command");
+  bool man = false;
+  app.add_flag("--man-page", man, "print the manual page (man -l reads it)");
+  std::string shell;
+  one_of(app, "--completion", shell, {"bash", "zsh"}, "print a script that completes command lines; source it");
   app.footer(
       "Example:\n  longscan generate delta -o in.h5 --tokens 4096\n  mpirun -n 2 longscan delta in.h5 -o out.h5\n"
       "  longscan verify in.h5 out.h5\n"
@@ -374,6 +386,12 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     throw_usage(app, e);
   }
+  if (man || !shell.empty()) {
+    const std::string first = shell == "zsh" ? "autoload -U +X bashcompinit && bashcompinit\n" : "";
+    if (ranks.rank() == 0) std::printf("%s", (man ? man_page(app) : first + bash_completion(app)).c_str());
+    return;
+  }
+  if (app.get_subcommands().empty()) throw_usage(app, CLI::RequiredError("A command"));
   if (delta_app->parsed()) run_delta(ranks, delta);
   if (newton_app->parsed()) run_newton(ranks, newton);
   if (generate_delta_app->parsed()) run_generate_delta(ranks, generate);

@@ -66,6 +66,8 @@ struct GenerateDelta {
   std::string decay = "none";
   DType type = DType::f32;
   std::uint64_t seed = 1;
+  std::string preset = "plain";
+  std::int64_t shortest = 64;  ///< tokens of a packed sequence
   bool force = false, quiet = false;
 };
 
@@ -78,6 +80,8 @@ struct GenerateNewton {
   double recurrent_scale = 1;
   DType type = DType::f32;
   std::uint64_t seed = 1;
+  std::string preset = "plain";
+  std::int64_t shortest = 64;
   bool force = false, quiet = false;
 };
 

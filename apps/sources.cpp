@@ -49,7 +49,7 @@ void DatasetFinder::take(const std::string& role, bool required, Source& source)
       if (std::find(std::begin(all_roles), std::end(all_roles), n) == std::end(all_roles)) free.push_back(n);
     const std::string near = nearest(name(role), free);
     if (!near.empty()) text += "; did you mean '" + near + "' (--" + role + " " + near + ")?";
-    text += near.empty() ? "; there are:" : " There are:";
+    text += near.empty() ? ". There are:" : " There are:";
     for (const std::string& n : there_) text += " " + n;
     problems_.push_back(text + (there_.empty() ? " none" : ""));
     return;
