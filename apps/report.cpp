@@ -2,9 +2,11 @@
 #include "apps/report.hpp"
 
 #include <Kokkos_Core.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <vector>
 
 #include "apps/memory.hpp"
 #include "longscan/error.hpp"
@@ -23,6 +25,9 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
                              const std::map<std::string, std::string>& options, const Seconds& seconds,
                              std::int64_t bytes_read, std::int64_t bytes_written) {
   double times[] = {seconds.read, seconds.solve, seconds.scan, seconds.write, seconds.total};
+  std::vector<double> by_rank(static_cast<std::size_t>(ranks.size()) * 5, 0.0);
+  std::copy_n(times, 5, &by_rank[static_cast<std::size_t>(ranks.rank()) * 5]);
+  ranks.all_reduce(by_rank.data(), static_cast<int>(by_rank.size()), Transport::Reduction::sum);
   ranks.all_reduce(times, 5, Transport::Reduction::max);
   std::int64_t bytes[] = {bytes_read, bytes_written};
   ranks.all_reduce(bytes, 2, Transport::Reduction::sum);
@@ -37,6 +42,8 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
   j["transport"] = ranks.name();
   j["seconds"] = {
       {"read", times[0]}, {"solve", times[1]}, {"scan", times[2]}, {"write", times[3]}, {"total", times[4]}};
+  const char* phases[] = {"read", "solve", "scan", "write", "total"};
+  for (std::size_t i = 0; i < by_rank.size(); ++i) j["seconds_by_rank"][phases[i % 5]].push_back(by_rank[i]);
   j["bytes"] = {{"read", bytes[0]}, {"written", bytes[1]}};
   j["peak_memory_bytes"] = peak;
   return j;

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures the numbers that README.md states, on this machine: accuracy of the delta rule against float64, speed on one
 # and two ranks, and the methods of `longscan newton`. Takes some minutes; wants an otherwise idle machine.
-#   scripts/measure.sh [accuracy] [speed] [newton]        (default: all)
+#   scripts/measure.sh [accuracy] [speed] [newton]        (default: all three)
+#   scripts/measure.sh pictures        makes examples/pictures again (wants python3-matplotlib and python3-h5py)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 longscan=$here/build/apps/longscan
@@ -59,4 +60,18 @@ gru 64 4096 newton
 gru 256 4096
 gru 1024 1024
 ROWS
+fi
+
+if [[ $what == *pictures* ]]; then
+  python=$(command -v /usr/bin/python3 || command -v python3)
+  "$longscan" generate delta -o "$work/in.h5" --tokens 4096 --heads 4 --d-key 64 --d-value 64 --preset bursts --quiet
+  "$longscan" inspect "$work/in.h5" --influence 9 -o "$work/influence.h5" > "$work/influence.txt"
+  "$python" "$here/scripts/plot.py" influence "$work/influence.h5" -o "$here/examples/pictures/influence.png"
+  "$longscan" generate newton -o "$work/n.h5" --tokens 4096 --cell gru --hidden 32 --input 16 --recurrent-scale 1.5 --quiet
+  for method in newton quasi jacobi shooting; do
+    "$longscan" newton "$work/n.h5" -o "$work/n-out.h5" --method $method --force --quiet --report "$work/$method.json"
+  done
+  "$python" "$here/scripts/plot.py" convergence "$work"/{newton,quasi,jacobi,shooting}.json \
+    -o "$here/examples/pictures/convergence.png"
+  ls -l "$here"/examples/pictures
 fi
