@@ -45,3 +45,11 @@ if(NOT TARGET Longscan::hdf5)
     target_link_libraries(Longscan::hdf5 INTERFACE MPI::MPI_C)
   endif()
 endif()
+
+# NCCL is optional, and of use where Kokkos has CUDA.
+if("CUDA" IN_LIST Kokkos_DEVICES)
+  if(CMAKE_FIND_PACKAGE_NAME)
+    list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
+  endif()
+  find_package(NCCL)
+endif()

@@ -16,5 +16,6 @@ install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/LongscanConfig.cmake
   ${CMAKE_CURRENT_BINARY_DIR}/LongscanConfigVersion.cmake
   cmake/LongscanDependencies.cmake
+  cmake/FindNCCL.cmake
   DESTINATION ${longscan_config})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -8,7 +8,6 @@
 
 #include "core/random.hpp"
 #include "delta_cases.hpp"
-#include "dist/exclusive_scan.hpp"
 #include "longscan/error.hpp"
 
 namespace longscan {
@@ -576,87 +575,6 @@ TEST_F(DistDelta, TransportMovesBytes) {
   double least = rank - 0.5;
   ranks_->all_reduce(&least, 1, Transport::Reduction::min);
   EXPECT_EQ(least, -0.5);
-}
-
-/// Who passes to whom, and what is known, in a scan of texts: each rank appends its letter, which does not commute.
-struct ToyScan {
-  int ranks;
-  std::int64_t count, bytes;
-  int cut;    ///< no state goes from rank cut - 1 to rank cut; -1: everywhere
-  int known;  ///< out[i] is known where (rank + i) % known == 0; 0: nowhere
-  bool is_known(int rank, std::int64_t i) const { return known > 0 && (rank + i) % known == 0; }
-  bool receives(int rank) const { return rank > 0 && rank != cut; }
-  bool sends(int rank) const { return rank + 1 < ranks && rank + 1 != cut; }
-  /// What rank `rank` starts element i from.
-  std::string in(int rank, std::int64_t i) const {
-    if (!receives(rank)) return "<" + std::to_string(rank) + "." + std::to_string(i);
-    return out(rank - 1, i);
-  }
-  std::string out(int rank, std::int64_t i) const {
-    if (is_known(rank, i)) return "known " + std::to_string(rank) + "." + std::to_string(i);
-    return in(rank, i) + static_cast<char>('A' + rank);
-  }
-};
-
-TEST_F(DistDelta, ExclusiveScanIsAChainOfAnyOperator) {
-  const int rank = ranks_->rank();
-  const std::pair<std::int64_t, std::int64_t> sizes[] = {{1, 64},  {2, 64},    {7, 64},        {9, 64},
-                                                         {64, 64}, {5000, 64}, {3, 300 << 10}, {40, 90 << 10}};
-  for (const auto& [count, bytes] : sizes)
-    for (int cut : {-1, 1, size() / 2})
-      for (int known : {0, 1, 2, 3}) {
-        const ToyScan toy{size(), count, bytes, cut, known};
-        std::vector<char> in(count * bytes), out(count * bytes);
-        // a text at the start of an element, its last byte at the end, so that all bytes must arrive
-        const auto put = [&](std::vector<char>& where, std::int64_t i, const std::string& text) {
-          std::fill_n(where.begin() + i * bytes, bytes, '.');
-          std::copy(text.begin(), text.end(), where.begin() + i * bytes);
-          where[(i + 1) * bytes - 1] = text.back();
-        };
-        ScanBuffers buffers{count, bytes, in.data(), out.data(), std::vector<char>(count, 0)};
-        for (std::int64_t i = 0; i < count; ++i) {
-          if (!toy.receives(rank)) put(in, i, toy.in(rank, i));
-          if (toy.is_known(rank, i)) buffers.out_known[i] = 1, put(out, i, toy.out(rank, i));
-        }
-        std::vector<int> advanced(count, 0);
-        ScanLinks links;
-        links.before = toy.receives(rank) ? rank - 1 : -1, links.after = toy.sends(rank) ? rank + 1 : -1;
-        exclusive_scan_chain(*ranks_, links, buffers, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            ++advanced[i];
-            if (toy.is_known(rank, i)) continue;
-            std::string text(in.begin() + i * bytes, in.begin() + i * bytes + 40);
-            const std::string expected = toy.in(rank, i);
-            EXPECT_EQ(text.substr(0, expected.size()), expected) << "element " << i;
-            put(out, i, expected + static_cast<char>('A' + rank));
-          }
-        });
-        std::int64_t wrong = 0;
-        for (std::int64_t i = 0; i < count; ++i) {
-          const std::string expected = toy.in(rank, i);
-          const std::string got(in.begin() + i * bytes, in.begin() + i * bytes + expected.size());
-          wrong += got != expected || in[(i + 1) * bytes - 1] != expected.back();
-          if (toy.sends(rank) && !toy.is_known(rank, i)) {
-            EXPECT_EQ(advanced[i], 1);
-          }
-        }
-        EXPECT_EQ(wrong, 0) << count << " elements of " << bytes << ", cut " << cut << ", known " << known;
-      }
-}
-
-TEST_F(DistDelta, PiecesCoverTheElements) {
-  for (std::int64_t count : {0, 1, 2, 8, 9, 100, 100000})
-    for (std::int64_t bytes : {std::int64_t{1}, std::int64_t{65536}, std::int64_t{1} << 20, std::int64_t{1} << 33}) {
-      std::int64_t at = 0;
-      const auto pieces = scan_pieces(count, bytes);
-      for (const auto& [begin, end] : pieces) {
-        EXPECT_EQ(begin, at);
-        EXPECT_GT(end, begin);
-        at = end;
-      }
-      EXPECT_EQ(at, count);
-      EXPECT_GE(static_cast<std::int64_t>(pieces.size()), std::min<std::int64_t>(count, 5)) << "a pipeline";
-    }
 }
 
 }  // namespace

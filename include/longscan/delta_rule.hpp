@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "longscan/partition.hpp"
+#include "longscan/scan.hpp"
 #include "longscan/transport.hpp"
 #include "longscan/types.hpp"
 
@@ -50,10 +51,11 @@ struct DeltaOptions {
   Inverse inverse = Inverse::forward;
   int chunk = 64;  ///< C, 1 to 256
   double scale = 1;
-  bool normalize_keys = false;           ///< divide k by |k|; a zero key stays zero
-  Precision precision = Precision::f32;  ///< not automatic: decided by `arithmetic_of`
-  bool reproducible = false;             ///< the same bits for any number of ranks and any windows
-  std::int64_t state_every = 0;          ///< record the state after every so many tokens; 0 is never
+  bool normalize_keys = false;                    ///< divide k by |k|; a zero key stays zero
+  Precision precision = Precision::f32;           ///< not automatic: decided by `arithmetic_of`
+  bool reproducible = false;                      ///< the same bits for any number of ranks and any windows
+  ScanAlgorithm scan = ScanAlgorithm::automatic;  ///< how states pass over the ranks
+  std::int64_t state_every = 0;                   ///< record the state after every so many tokens; 0 is never
   /// Tokens of the segments that a rank solves side by side. 0: on a device enough of them to fill it, on a host none.
   /// With `reproducible` a function of the sequence's length instead.
   std::int64_t segment = 0;
@@ -99,8 +101,12 @@ struct DeltaReport {
   std::int64_t tensor_tasks = 0;          ///< segments and maps computed by tensor-core kernels
   std::int64_t general_tasks = 0;         ///< by the kernels that take everything
   std::int64_t bytes_exchanged = 0;       ///< sent by this and all other ranks
+  ScanChoice scan;                        ///< how states passed over the ranks, and why so
   double seconds_scan = 0;                ///< the exchange between ranks, waiting included; this rank
-  double seconds_solve = 0;               ///< everything, this rank
+  /// Seconds from the start of the window's solve, this rank: what this part does to a state is known and the scan
+  /// begins; the state before the part is here; the outputs are done.
+  double at_scan = 0, at_states = 0, at_outputs = 0;
+  double seconds_solve = 0;  ///< everything, this rank
 
   /// Counts of another window or problem added; the larger of what is a maximum.
   DeltaReport& operator+=(const DeltaReport& other);
@@ -116,7 +122,7 @@ struct DeltaReport {
 ///
 /// Precision: sums and states are float32, or float64 for Precision::f64. Work: per token and head about 4 V K + 2 C (V
 /// + K) multiply-adds for outputs, and as much again times (1 + K/V) where maps are needed. Memory: one map a head.
-/// Messages: one state a head from each rank to the next.
+/// Messages: those of the scan (longscan/scan.hpp); with a chain one state a head from each rank to the next.
 /// Determinism: the same inputs, ranks and options give the same bits; with `reproducible` for any ranks and windows.
 class DeltaRule {
  public:

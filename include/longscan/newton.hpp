@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "longscan/partition.hpp"
+#include "longscan/scan.hpp"
 #include "longscan/transport.hpp"
 #include "longscan/types.hpp"
 
@@ -39,9 +40,10 @@ struct NewtonOptions {
   NewtonMethod method = NewtonMethod::automatic;
   double tolerance = 0;  ///< relative to the RMS of h; 0: 1e-6 in float32, 1e-10 in float64
   std::int64_t max_iterations = 100;
-  std::int64_t segment = 0;              ///< tokens of a shooting segment; 0: chosen
-  Precision precision = Precision::f32;  ///< f32 or f64
-  bool reproducible = false;             ///< the same bits for any ranks and windows
+  std::int64_t segment = 0;                       ///< tokens of a shooting segment; 0: chosen
+  Precision precision = Precision::f32;           ///< f32 or f64
+  bool reproducible = false;                      ///< the same bits for any ranks and windows
+  ScanAlgorithm scan = ScanAlgorithm::automatic;  ///< how Newton steps pass over the ranks
 };
 
 /// What a solve found out; the same on every rank. For several layers and directions: the worst status, sums of
@@ -61,6 +63,7 @@ struct NewtonReport {
   std::int64_t first_bad_token = -1;     ///< of the axis: first non-finite state
   double tolerance_floor = 0;            ///< > 0: the tolerance asked for is below what can be reached, which is this
   std::int64_t bytes_exchanged = 0;
+  ScanChoice scan;  ///< how the last Newton step passed over the ranks; no reason: none was needed
 };
 
 /// A weight or bias by its name in a torch state_dict, row-major.

@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <mpi.h>
+#if defined(OPEN_MPI) && OPEN_MPI
+#include <mpi-ext.h>  // MPIX_Query_cuda_support
+#endif
 
+#include <Kokkos_Macros.hpp>
+#ifdef KOKKOS_ENABLE_CUDA
+#include <Kokkos_Core.hpp>
+#endif
 #include <algorithm>
 #include <source_location>
 #include <vector>
@@ -44,6 +51,41 @@ MPI_Op operation(Transport::Reduction reduction) {
   return reduction == Transport::Reduction::sum ? MPI_SUM : reduction == Transport::Reduction::min ? MPI_MIN : MPI_MAX;
 }
 
+/// The operator of the MPI_Exscan under way, which MPI calls without a context.
+thread_local const Transport::Operator* combining = nullptr;
+thread_local std::int64_t combining_failed = 0;
+extern "C" void combine_elements(void* earlier, void* later, int* count, MPI_Datatype*) {
+  try {
+    (*combining)(earlier, later, *count);
+  } catch (...) {  // must not leave through MPI
+    ++combining_failed;
+  }
+}
+
+/// One element as MPI sees it, so that MPI never cuts one.
+class ElementType {
+ public:
+  explicit ElementType(std::int64_t bytes) {
+    // counts are ints: in words where the size is a multiple of one
+    const bool words = bytes % 8 == 0;
+    check(MPI_Type_contiguous(static_cast<int>(words ? bytes / 8 : bytes), words ? MPI_INT64_T : MPI_BYTE, &type));
+    check(MPI_Type_commit(&type));
+  }
+  ~ElementType() { MPI_Type_free(&type); }
+  ElementType(const ElementType&) = delete;
+  ElementType& operator=(const ElementType&) = delete;
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+};
+
+/// Whether this MPI says that it takes pointers to device memory.
+bool says_device_memory() {
+#if defined(KOKKOS_ENABLE_CUDA) && defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
+
 class MpiTransport final : public Transport {
  public:
   MpiTransport() {
@@ -64,6 +106,17 @@ class MpiTransport final : public Transport {
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
   std::string name() const override { return "mpi"; }
+  Reach reach() const override { return reach_; }
+
+  bool enable_device_memory() override {
+    std::int64_t good = size_ > 1 && says_device_memory() ? 1 : 0;
+    all_reduce(&good, 1, Reduction::min);
+    if (good == 0) return false;
+    good = device_memory_arrives() ? 1 : 0;
+    all_reduce(&good, 1, Reduction::min);
+    if (good != 0) reach_ = Reach::device;
+    return good != 0;
+  }
 
   std::unique_ptr<Request> send(const void* data, std::int64_t bytes, int to, int tag) override {
     auto request = std::make_unique<MpiRequest>();
@@ -87,6 +140,50 @@ class MpiTransport final : public Transport {
     });
   }
 
+  void exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives) override {
+    MpiRequest all;
+    for (const Transfer& t : receives)
+      for_pieces(t.bytes, [&](std::int64_t at, int count) {
+        all.pieces.emplace_back();
+        check(MPI_Irecv(static_cast<char*>(t.data) + at, count, MPI_BYTE, t.rank, 0, comm_, &all.pieces.back()));
+      });
+    for (const Transfer& t : sends) {
+      for_pieces(t.bytes, [&](std::int64_t at, int count) {
+        all.pieces.emplace_back();
+        check(MPI_Isend(static_cast<char*>(t.data) + at, count, MPI_BYTE, t.rank, 0, comm_, &all.pieces.back()));
+      });
+      sent_ += t.bytes;
+    }
+    all.wait();
+  }
+
+  void all_gather(const void* mine, std::int64_t bytes, void* all) override {
+    check(MPI_Allgather(mine, static_cast<int>(bytes), MPI_BYTE, all, static_cast<int>(bytes), MPI_BYTE, comm_));
+    sent_ += bytes;
+  }
+
+  void exclusive_scan(const void* mine, void* result, std::int64_t count, std::int64_t element_bytes,
+                      const Operator& combine, bool reversed) override {
+    if (reversed && backwards_ == MPI_COMM_NULL) check(MPI_Comm_split(comm_, 0, size_ - rank_, &backwards_));
+    const ElementType element(element_bytes);
+    MPI_Op operation;
+    check(MPI_Op_create(combine_elements, 0, &operation));
+    combining = &combine, combining_failed = 0;
+    const bool first = rank_ == (reversed ? size_ - 1 : 0);
+    const std::int64_t each = std::max<std::int64_t>(1, piece_bytes / element_bytes);
+    std::vector<char> ignored;  // what MPI leaves on the first rank is undefined
+    if (first) ignored.resize(static_cast<std::size_t>(std::min(each, count) * element_bytes));
+    for (std::int64_t at = 0; at < count; at += each) {
+      const auto n = static_cast<int>(std::min(each, count - at));
+      check(MPI_Exscan(static_cast<const char*>(mine) + at * element_bytes,
+                       first ? ignored.data() : static_cast<char*>(result) + at * element_bytes, n, element.type,
+                       operation, reversed ? backwards_ : comm_));
+    }
+    sent_ += rank_ == (reversed ? 0 : size_ - 1) ? 0 : count * element_bytes;
+    check(MPI_Op_free(&operation));
+    if (combining_failed > 0) throw Error(ExitCode::resources, "out of memory in the scan; try more ranks");
+  }
+
   void broadcast(void* data, std::int64_t bytes, int root) override {
     for_pieces(bytes, [&](std::int64_t at, int count) {
       check(MPI_Bcast(static_cast<char*>(data) + at, count, MPI_BYTE, root, comm_));
@@ -104,7 +201,28 @@ class MpiTransport final : public Transport {
   std::int64_t bytes_sent() const override { return sent_; }
 
  private:
-  MPI_Comm comm_ = MPI_COMM_NULL;
+  /// From rank to rank around, a message that goes at once and one that is announced first.
+  bool device_memory_arrives() {
+#ifdef KOKKOS_ENABLE_CUDA
+    using Bytes = Kokkos::View<char*, Kokkos::CudaSpace>;
+    for (const std::int64_t bytes : {std::int64_t{64}, std::int64_t{1} << 21}) {
+      Bytes out("longscan::mpi::test", bytes), in("longscan::mpi::test", bytes);
+      Kokkos::deep_copy(out, static_cast<char>(1 + rank_ % 100));
+      Kokkos::fence();  // MPI does not wait for kernels
+      const int before = (rank_ + size_ - 1) % size_;
+      exchange({{(rank_ + 1) % size_, out.data(), bytes }}, {{ before, in.data(), bytes }});
+      const auto host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), in);
+      for (std::int64_t i = 0; i < bytes; ++i)
+        if (host(i) != static_cast<char>(1 + before % 100)) return false;
+    }
+    return true;
+#else
+    return false;
+#endif
+  }
+
+  Reach reach_ = Reach::host;
+  MPI_Comm comm_ = MPI_COMM_NULL, backwards_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
   std::int64_t sent_ = 0;
 };

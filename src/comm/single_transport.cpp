@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
 #include "longscan/error.hpp"
 #include "longscan/transport.hpp"
 
@@ -15,6 +17,13 @@ class SingleTransport final : public Transport {
   std::string name() const override { return "none"; }
   std::unique_ptr<Request> send(const void*, std::int64_t, int, int) override { throw alone(); }
   void receive(void*, std::int64_t, int, int) override { throw alone(); }
+  void exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives) override {
+    if (!sends.empty() || !receives.empty()) throw alone();
+  }
+  void all_gather(const void* mine, std::int64_t bytes, void* all) override {
+    if (bytes > 0) std::memcpy(all, mine, static_cast<std::size_t>(bytes));
+  }
+  void exclusive_scan(const void*, void*, std::int64_t, std::int64_t, const Operator&, bool) override {}
   void broadcast(void*, std::int64_t, int) override {}
   void all_reduce(std::int64_t*, int, Reduction) override {}
   void all_reduce(double*, int, Reduction) override {}

@@ -48,6 +48,13 @@ KOKKOS_FUNCTION void affine_apply(const Lanes& lanes, const AffineMaps<T>& shape
   lanes.sync();
 }
 
+/// The same in all columns.
+template <class T, class Lanes>
+KOKKOS_FUNCTION void affine_apply(const Lanes& lanes, const AffineMaps<T>& shape, const T* map, const T* x, T* out,
+                                  int leading) {
+  affine_apply(lanes, shape, map, x, out, leading, 0, leading);
+}
+
 /// out = `second` after `first`: A = A2 A1, b = A2 b1 + b2. out differs from both.
 template <class T, class Lanes>
 KOKKOS_FUNCTION void affine_compose(const Lanes& lanes, const AffineMaps<T>& shape, const T* first, const T* second,

@@ -147,7 +147,8 @@ NewtonReport solve_cell_kernel(Transport& ranks, const CellKernel<T>& kernel, co
   for (std::size_t i = 0; i < part.runs.size(); ++i)
     if (part.runs[i].starts && data.initial_states)
       std::copy_n(data.initial_states + i * size, size, &part.starts[i * size]);
-  LayerSolve<T> s{ranks, kernel, part, options, {}};
+  ScanPlan plan(options.scan, options.reproducible);
+  LayerSolve<T> s{ranks, kernel, part, options, {}, plan};
   const std::int64_t sent_before = ranks.bytes_sent();
   solve_layer(s);
   for (std::size_t i = 0; i < part.runs.size(); ++i)

@@ -52,11 +52,9 @@ void DeltaPart<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::ve
                          std::vector<StatesPlace> places, bool passes_on) {
   if (incoming.extent(0) == 0) {  // the first window; not before, so that memory can be compared with the need
     const std::int64_t states = shape_.heads * state_size_;
-    in_states_ = Array<T>("longscan::delta::incoming", states);
-    out_states_ = Array<T>("longscan::delta::outgoing", states);
+    incoming = Array<T>("longscan::delta::incoming", states);
+    outgoing = Array<T>("longscan::delta::outgoing", states);
     end_states_ = Array<T>("longscan::delta::end", states);
-    incoming = Kokkos::create_mirror_view(in_states_);
-    outgoing = Kokkos::create_mirror_view(out_states_);
   }
   in_ = in, out_ = out, runs_ = std::move(runs), places_ = std::move(places);
   start_index_.assign(runs_.size(), 0), end_index_.assign(runs_.size(), 0);
@@ -105,12 +103,24 @@ template <class T>
 StateRef<const T> DeltaPart<T>::start_of(std::int64_t run, int head) const {
   const std::int64_t K = shape_.d_key, V = shape_.d_value;
   if (!runs_[run].starts) {
-    const StateRef<T> s = state(in_states_, head);
+    const StateRef<T> s = state(incoming, head);
     return {s.data, s.k_stride, s.v_stride};
   }
   if (!in_.initial_states) return {};
   const auto* first = static_cast<const T*>(in_.initial_states);
   return {first + (start_index_[run] * shape_.heads + head) * V * K, 1, K};
+}
+
+template <class T>
+ScanPart<T> DeltaPart<T>::share(ScanLinks links, std::vector<char> known, bool joined) const {
+  ScanPart<T> part;
+  part.links = links, part.count = shape_.heads, part.known = std::move(known);
+  part.in = points(incoming), part.out = points(outgoing), part.maps = maps(maps_);
+  if (segmented() && !joined) {
+    part.maps = maps(segment_maps_);
+    part.map_step = shape_.heads, part.each = runs_.empty() ? 1 : std::max<std::int64_t>(1, maps_of(0));
+  }
+  return part;
 }
 
 template <class T>
@@ -291,16 +301,14 @@ std::vector<char> DeltaPart<T>::map_until_forgotten(std::int64_t limit) {
     forgets[h] = ends[h].forgets;
     if (forgets[h]) constants.push_back({h, h, h});
   }
-  affine_constants(space_, maps(maps_), points(out_states_), joins_(space_, constants),
+  affine_constants(space_, maps(maps_), points(outgoing), joins_(space_, constants),
                    static_cast<std::int64_t>(constants.size()));
-  Kokkos::deep_copy(outgoing, out_states_);  // waits: it goes to the next rank
   return forgets;
 }
 
 template <class T>
 void DeltaPart<T>::run_to_end(const std::vector<char>& known) {
   const auto last = static_cast<std::int64_t>(runs_.size()) - 1;
-  Kokkos::deep_copy(in_states_, incoming);
   std::vector<Task> tasks;
   std::vector<AffineTask> ends;
   for (int h = 0; h < shape_.heads; ++h) {
@@ -308,7 +316,7 @@ void DeltaPart<T>::run_to_end(const std::vector<char>& known) {
     Task task;
     task.head = h, task.begin = runs_[last].begin, task.end = runs_[last].end - covered_[h];
     task.from = start_of(last, h);
-    task.to = state(covered_[h] > 0 ? end_states_ : out_states_, h);
+    task.to = state(covered_[h] > 0 ? end_states_ : outgoing, h);
     tasks.push_back(task);
     mapped_tokens_ += task.end - task.begin;
     if (covered_[h] > 0) ends.push_back({h, h, h});
@@ -316,21 +324,19 @@ void DeltaPart<T>::run_to_end(const std::vector<char>& known) {
   pass(tasks, rules(false, false));
   if (!ends.empty()) {
     affine_apply(space_, maps(maps_), AffinePoints<const T>{end_states_.data(), state_leading_, state_size_},
-                 points(out_states_), joins_(space_, ends), static_cast<std::int64_t>(ends.size()));
+                 points(outgoing), joins_(space_, ends), static_cast<std::int64_t>(ends.size()));
   }
-  Kokkos::deep_copy(outgoing, out_states_);  // waits: it goes to the next rank
+  space_.fence();  // the tasks are freed on return
 }
 
 template <class T>
 void DeltaPart<T>::advance(std::int64_t begin, std::int64_t end, const std::vector<char>& known) {
-  const auto range = std::pair(begin * state_size_, end * state_size_);
-  Kokkos::deep_copy(Kokkos::subview(in_states_, range), Kokkos::subview(incoming, range));
   std::vector<AffineTask> tasks;
   for (std::int64_t h = begin; h < end; ++h)
     if (!known[h]) tasks.push_back({h, h, h});
-  affine_apply(space_, maps(maps_), AffinePoints<const T>{in_states_.data(), state_leading_, state_size_},
-               points(out_states_), joins_(space_, tasks), static_cast<std::int64_t>(tasks.size()));
-  Kokkos::deep_copy(Kokkos::subview(outgoing, range), Kokkos::subview(out_states_, range));  // waits: it is sent
+  affine_apply(space_, maps(maps_), AffinePoints<const T>{incoming.data(), state_leading_, state_size_},
+               points(outgoing), joins_(space_, tasks), static_cast<std::int64_t>(tasks.size()));
+  space_.fence();  // it is sent
 }
 
 template <class T>
@@ -351,11 +357,11 @@ std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<char>& forgets) 
 
 template <class T>
 void DeltaPart<T>::take_true_end(const std::vector<char>& heads) {
-  const auto ends = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), end_states_);
+  std::vector<CopyPiece<T>> pieces;
   for (std::size_t h = 0; h < heads.size(); ++h)
     if (heads[h])
-      for (std::int64_t i = h * state_size_; i < static_cast<std::int64_t>(h + 1) * state_size_; ++i)
-        outgoing(i) = ends(i);
+      pieces.push_back({end_states_.data() + h * state_size_, outgoing.data() + h * state_size_, state_size_});
+  copy_pieces(pieces);
 }
 
 // --- segments
@@ -473,8 +479,6 @@ void DeltaPart<T>::scan_runs(std::int64_t first_run, std::int64_t last_run, std:
 
 template <class T>
 void DeltaPart<T>::scan_first_run(std::int64_t begin, std::int64_t end) {
-  const auto range = std::pair(begin * state_size_, end * state_size_);
-  Kokkos::deep_copy(Kokkos::subview(in_states_, range), Kokkos::subview(incoming, range));
   scan_runs(0, 1, begin, end, true);
 }
 
@@ -490,9 +494,26 @@ std::vector<char> DeltaPart<T>::first_run_forgets() const {
 template <class T>
 void DeltaPart<T>::take_segment_end(std::int64_t begin, std::int64_t end) {
   const std::int64_t H = shape_.heads, border = border_first_.back() - 1;
-  Kokkos::deep_copy(Kokkos::subview(outgoing, std::pair(begin * state_size_, end * state_size_)),
-                    Kokkos::subview(border_states_, std::pair((border * H + begin) * state_size_,
-                                                              (border * H + end) * state_size_)));  // waits: it is sent
+  Kokkos::deep_copy(
+      Kokkos::subview(outgoing, std::pair(begin * state_size_, end * state_size_)),
+      Kokkos::subview(border_states_, std::pair((border * H + begin) * state_size_, (border * H + end) * state_size_)));
+}
+
+template <class T>
+void DeltaPart<T>::join_maps() {
+  const std::int64_t H = shape_.heads, count = runs_.empty() ? 0 : maps_of(0);
+  reserve_zeros(maps_, "longscan::delta::maps", H * map_size_);
+  reserve_zeros(composed_, "longscan::delta::composed", H * map_size_);
+  for (std::int64_t j = 0; j < count; ++j) {
+    std::vector<AffineTask> tasks;
+    for (std::int64_t h = 0; h < H; ++h) tasks.push_back(j == 0 ? AffineTask{h, h, h} : AffineTask{j * H + h, h, h});
+    if (j == 0) {
+      affine_copy(space_, maps(segment_maps_), maps(maps_), joins_(space_, tasks), H);
+    } else {
+      affine_compose(space_, maps(maps_), maps(segment_maps_), maps(composed_), joins_(space_, tasks), H);
+      std::swap(maps_, composed_);
+    }
+  }
 }
 
 template <class T>
@@ -565,7 +586,6 @@ bool DeltaPart<T>::finite(const Array<T>& slots) const {
 
 template <class T>
 PassSummary DeltaPart<T>::outputs(const std::vector<char>& heads) {
-  if (first_continues()) Kokkos::deep_copy(in_states_, incoming);
   const std::int64_t H = shape_.heads, K = shape_.d_key, V = shape_.d_value;
   const auto wanted = [&](int h) { return heads.empty() || heads[h]; };
   const auto user_final = [&](std::size_t run, int h) -> StateRef<T> {

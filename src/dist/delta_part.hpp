@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/device_memory.hpp"
+#include "dist/exclusive_scan.hpp"
 #include "local/affine_scan.hpp"
 #include "local/delta_pass.hpp"
 #include "local/delta_tensor.hpp"
@@ -80,7 +81,6 @@ class DeltaPart {
   using Space = Kokkos::DefaultExecutionSpace;
   template <class E>
   using Array = Kokkos::View<E*, typename Space::memory_space>;
-  using HostArray = typename Array<T>::HostMirror;
 
   DeltaPart(const DeltaShape& shape, const DeltaOptions& options);
 
@@ -94,10 +94,13 @@ class DeltaPart {
 
   const std::vector<Run>& runs() const { return runs_; }
   int heads() const { return shape_.heads; }
-  std::int64_t state_bytes() const { return state_size_ * static_cast<std::int64_t>(sizeof(T)); }
 
-  /// States at the part's two ends, one a head, on the host: before its first token, after its last.
-  HostArray incoming, outgoing;
+  /// States at the part's two ends, one a head: before its first token, after its last.
+  Array<T> incoming, outgoing;
+  AffinePoints<T> points(const Array<T>& states) const { return {states.data(), state_leading_, state_size_}; }
+  /// This part in the scan over the ranks; the maps are those of the last run (reproducible: of its segments).
+  /// `joined`: one map a head, after `join_maps`.
+  ScanPart<T> share(ScanLinks links, std::vector<char> known, bool joined = false) const;
   /// The first run continues a sequence: its state is `incoming`.
   bool first_continues() const { return !runs_.empty() && !runs_.front().starts; }
 
@@ -125,6 +128,8 @@ class DeltaPart {
   void scan_first_run(std::int64_t begin, std::int64_t end);
   /// For heads [begin, end): `outgoing` is the state at the last border of the last run.
   void take_segment_end(std::int64_t begin, std::int64_t end);
+  /// The maps of the first run's segments become one a head.
+  void join_maps();
   /// Heads whose state at the end of the first run does not depend on `incoming`.
   std::vector<char> first_run_forgets() const;
   /// Borders that were taken to be independent of what came before, and are not, now that `outputs` has seen that.
@@ -152,7 +157,6 @@ class DeltaPart {
   StateRef<T> state(const Array<T>& slots, std::int64_t slot) const;
   StateRef<T> map_slot(const Array<T>& slots, std::int64_t slot) const;
   AffineMaps<T> maps(const Array<T>& slots) const;
-  AffinePoints<T> points(const Array<T>& slots) const { return {slots.data(), state_leading_, state_size_}; }
   StateRef<const T> start_of(std::int64_t run, int head) const;
   void map_borders(std::vector<Border>& borders, Array<T>& slots, bool forgetting);
   std::vector<double> norms_of(const Array<T>& slots, std::int64_t count);
@@ -179,7 +183,7 @@ class DeltaPart {
   std::int64_t mapped_tokens_ = 0, segment_breaches_ = 0, tensor_tasks_ = 0, general_tasks_ = 0;
   std::vector<std::int64_t> covered_;  // tokens that maps_[head] covers
   std::vector<double> map_norms_;      // |P|, |L| a head
-  Array<T> in_states_, out_states_, end_states_, probes_;
+  Array<T> end_states_, probes_;
   Array<T> maps_, new_maps_, composed_;
   Array<double> norms_;
   Array<DeltaCounts> counts_;

@@ -14,7 +14,7 @@
 namespace longscan {
 namespace {
 
-constexpr int tag_carry = 200, tag_correction = 202;
+constexpr int tag_carry = 200;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -92,15 +92,17 @@ class Solver final : public DeltaRule::Impl {
     const std::int64_t sent_before = ranks.bytes_sent();
     report_ = {};
     const Links links = begin(window, in, out);
+    plan_.choose(ranks, part_.share(links.chain, {}));
+    report_.scan = plan_.choice();
 
-    const auto scan_start = std::chrono::steady_clock::now();
+    solve_start_ = std::chrono::steady_clock::now();
     if (part_.segmented())
       pass_states_by_segments(links, true);
     else
       pass_states(links);
-    report_.seconds_scan = seconds_since(scan_start);
 
     PassSummary found = part_.outputs();
+    report_.at_outputs = seconds_since(solve_start_);
     if (part_.segmented())
       confirm_segments(links, found);
     else
@@ -130,7 +132,8 @@ class Solver final : public DeltaRule::Impl {
     const Links links{{continues && !first ? ranks.rank() - 1 : -1, goes_on && !last ? ranks.rank() + 1 : -1},
                       goes_on && last};
     part_.begin(in, out, std::move(runs), std::move(places), links.chain.sends());
-    if (continues && first) std::copy(carry_.begin(), carry_.end(), part_.incoming.data());
+    if (continues && first)
+      copy_to_device(carry_.data(), static_cast<std::int64_t>(carry_.size()), part_.incoming.data());
     return links;
   }
 
@@ -203,21 +206,31 @@ class Solver final : public DeltaRule::Impl {
     found = part_.outputs();
   }
 
-  void scan(ScanLinks links, const std::vector<char>& known, const std::function<void(std::int64_t, std::int64_t)>& f) {
-    ScanBuffers buffers{shape.heads, part_.state_bytes(), reinterpret_cast<char*>(part_.incoming.data()),
-                        reinterpret_cast<char*>(part_.outgoing.data()), known};
-    exclusive_scan_chain(ranks, links, buffers, f);
+  void scan(ScanLinks links, const std::vector<char>& known, const ScanAdvance& advance) {
+    report_.at_scan = seconds_since(solve_start_);
+    const ScanAlgorithm algorithm = plan_.choice().algorithm;
+    const bool composes = algorithm == ScanAlgorithm::doubling || algorithm == ScanAlgorithm::mpi;
+    if (composes && part_.segmented()) part_.join_maps();
+    scan_.run(algorithm, part_.share(links, known, composes), advance);
+    report_.at_states = seconds_since(solve_start_);
+    report_.seconds_scan = report_.at_states - report_.at_scan;
   }
 
   /// After the outputs every rank knows the true state before its horizon. Where that state was too large to be
   /// forgotten, the true end state follows, and whoever used the other one computes again.
   void confirm(const Links& links, PassSummary& found) {
     const int H = shape.heads;
-    const std::int64_t bytes = part_.state_bytes();
+    // seldom is one wrong: then the true states walk from rank to rank
+    std::int64_t any = 0;
+    if (links.chain.sends()) {
+      const std::vector<char> wrong = part_.not_forgotten(forgets_);
+      any = std::count(wrong.begin(), wrong.end(), 1);
+    }
+    ranks.all_reduce(&any, 1, Transport::Reduction::max);
+    if (any == 0) return;
     std::vector<char> changed(H, 0);
     if (links.chain.receives()) {
-      changed = receive_chosen(ranks, ranks.rank() - 1, tag_correction, H, bytes,
-                               reinterpret_cast<char*>(part_.incoming.data()));
+      changed = scan_.receive_chosen(links.chain.before, H, part_.points(part_.incoming));
       if (std::count(changed.begin(), changed.end(), 1) > 0) {
         const PassSummary again = part_.outputs(changed);
         if (found.bad.token >= 0 && changed[found.bad.head]) {  // what the other heads met still stands
@@ -235,10 +248,7 @@ class Solver final : public DeltaRule::Impl {
         if (changed[h] && !known_[h]) wrong[h] = 1;
     part_.take_true_end(wrong);
     report_.boundaries_corrected += std::count(wrong.begin(), wrong.end(), 1);
-    std::vector<char> staging;
-    auto requests = send_chosen(ranks, ranks.rank() + 1, tag_correction, wrong, bytes,
-                                reinterpret_cast<const char*>(part_.outgoing.data()), staging);
-    for (auto& request : requests) request->wait();
+    scan_.send_chosen(links.chain.after, wrong, part_.points(part_.outgoing));
   }
 
   /// The state at the end of the window goes to rank 0, which starts the next one.
@@ -247,7 +257,8 @@ class Solver final : public DeltaRule::Impl {
     const int last = cuts.last_holder(window);
     if (links.carries) {
       if (!options.reproducible) part_.take_true_end(std::vector<char>(shape.heads, 1));
-      carry_.assign(part_.outgoing.data(), part_.outgoing.data() + part_.outgoing.size());
+      carry_.resize(part_.outgoing.size());
+      copy_to_host(part_.outgoing.data(), static_cast<std::int64_t>(carry_.size()), carry_.data());
     } else {
       carry_.assign(part_.outgoing.size(), T(0));
     }
@@ -288,6 +299,9 @@ class Solver final : public DeltaRule::Impl {
   }
 
   DeltaPart<T> part_{shape, options};
+  RankScan<T> scan_{ranks};
+  ScanPlan plan_{options.scan, options.reproducible};
+  std::chrono::steady_clock::time_point solve_start_;
   DeltaReport report_;
   TokenRange here_;
   std::vector<char> forgets_, known_;
@@ -318,6 +332,7 @@ DeltaRule::DeltaRule(Transport& ranks, const DeltaShape& shape, const DeltaOptio
           "--chunk is " + std::to_string(options.chunk) + "; it takes 1 to 256");
   require(shape.heads >= 1 && shape.d_key >= 1 && shape.d_value >= 1, "heads, d_key and d_value must be at least 1");
   require(options.precision != Precision::automatic, "the arithmetic must be decided before a solve");
+  require_reproducible_scan(options.scan, options.reproducible);
   Sequences states = counting ? *counting : sequences;
   if (options.precision == Precision::f64)
     impl_ = std::make_unique<Solver<double>>(ranks, shape, options, std::move(sequences), std::move(states));

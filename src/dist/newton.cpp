@@ -54,6 +54,7 @@ void merge(NewtonReport& total, const NewtonReport& one, bool first) {
     return;
   }
   if (badness(one.status) > badness(total.status)) total.status = one.status, total.method_used = one.method_used;
+  if (!one.scan.reason.empty()) total.scan = one.scan;
   total.iterations += one.iterations;
   total.residual_history.insert(total.residual_history.end(), one.residual_history.begin(), one.residual_history.end());
   total.converged_prefix = std::min(total.converged_prefix, one.converged_prefix);
@@ -202,7 +203,7 @@ class Solver final : public Newton::Impl {
     const std::int64_t n = here.size(), back = std::max<std::int64_t>(0, n - 1);
     part.path = reversed ? CellTrajectory<T>{x + back * x_stride, -x_stride, h + back * h_stride, -h_stride}
                          : CellTrajectory<T>{x, x_stride, h, h_stride};
-    part.axis_tokens = window.size();
+    part.reversed = reversed, part.axis_tokens = window.size();
     part.axis_begin = reversed ? window.end - here.end : here.begin - window.begin;
     part.runs = runs;
     if (reversed) {
@@ -271,11 +272,12 @@ class Solver final : public Newton::Impl {
   }
 
   NewtonReport run(const CellKernel<T>& kernel, LayerPart<T>& part) {
-    LayerSolve<T> s{ranks, kernel, part, options, {}};
+    LayerSolve<T> s{ranks, kernel, part, options, {}, plan_};
     solve_layer(s);
     return s.report;
   }
 
+  ScanPlan plan_{options.scan, options.reproducible};
   std::vector<Direction<T>> directions_;
   std::vector<std::vector<T>> carry_;  // per layer and direction: the state before the window
 };
@@ -286,6 +288,7 @@ Newton::Newton(Transport& ranks, const CellWeights& weights, int inputs, const N
                Sequences sequences) {
   const NetworkShape shape = network_shape(weights, inputs);
   const bool mixes = shape.type != "paragru" && shape.type != "paralstm";
+  require_reproducible_scan(options.scan, options.reproducible);
   if (options.reproducible && is_full(options.method))
     throw Error(ExitCode::usage, "--reproducible cannot hold with --method " + std::string(name_of(options.method)) +
                                      ", whose scans depend on how tokens are cut; use auto, sequential, or shooting");

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "core/dtype.hpp"
-#include "dist/exclusive_scan.hpp"
 #include "dist/newton_layer.hpp"
 #include "local/affine_steps.hpp"
 
@@ -216,15 +215,11 @@ class FullTrajectory {
 
   /// delta_t = A_t delta_{t-1} - r_t over all ranks, and h <- h + delta where that is finite.
   void step() {
-    std::vector<T> in(size_, T(0)), out(size_, T(0));
+    std::vector<T> in(size_, T(0)), out(size_, T(0));  // [blocks][n]
     const bool open = !s_.part.runs.empty() && s_.part.before >= 0 && first_wrong_ < s_.part.axis_begin;
-    ScanBuffers buffers{1, size_ * static_cast<std::int64_t>(sizeof(T)), reinterpret_cast<char*>(in.data()),
-                        reinterpret_cast<char*>(out.data()), std::vector<char>(1, 0)};
     const bool through = open && s_.part.runs.size() == 1;
-    if (s_.part.after >= 0 && !through) {  // known here: the last run alone
+    if (s_.part.after >= 0 && !through)  // known here: the last run alone
       walk(std::vector<T>(size_, T(0)), s_.part.runs.size() - 1, false, out);
-      buffers.out_known[0] = 1;
-    }
     AffineMaps<T> folded = shape_;
     DeviceArray<T> product;
     if (s_.part.after >= 0 && through) {  // what this part does to a delta
@@ -239,11 +234,15 @@ class FullTrajectory {
         affine_fold(maps, blocks_, e - t, folded);
       });
     }
-    exclusive_scan_chain(s_.ranks, {s_.part.before, s_.part.after}, buffers, [&](std::int64_t, std::int64_t) {
-      const DeviceArray<T> state = on_device("longscan::newton::delta", in);
-      affine_trace(folded, blocks_, 1, state.data(), static_cast<T*>(nullptr));
-      copy_to_host(state.data(), size_, out.data());
-    });
+    const DeviceArray<T> delta_in = on_device("longscan::newton::delta", in);
+    const DeviceArray<T> delta_out = on_device("longscan::newton::delta", out);
+    ScanPart<T> share;
+    share.links = s_.part.links(), share.count = blocks_, share.known.assign(blocks_, through ? 0 : 1);
+    share.in = {delta_in.data(), 1, shape_.n}, share.out = {delta_out.data(), 1, shape_.n}, share.maps = folded;
+    const ScanAlgorithm algorithm = s_.plan.choose(s_.ranks, share);
+    s_.report.scan = s_.plan.choice();
+    RankScan<T>(s_.ranks).run(algorithm, share);
+    copy_to_host(delta_in.data(), size_, in.data());
     for (std::size_t i = 0; i < s_.part.runs.size(); ++i)
       walk(i == 0 && open ? in : std::vector<T>(size_, T(0)), i, true, out);
   }

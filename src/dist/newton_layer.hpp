@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/device_memory.hpp"
+#include "dist/exclusive_scan.hpp"
 #include "local/cell_kernel.hpp"
 #include "longscan/newton.hpp"
 
@@ -17,12 +18,14 @@ struct LayerPart {
   CellTrajectory<T> path;
   std::vector<Run> runs;
   int before = -1, after = -1;
+  bool reversed = false;  ///< the direction's first tokens are on the last rank
   /// States before the runs, [runs][state_size]; that of a run that comes from `before` is filled in.
   SharedVector<T> starts;
   SharedVector<T> ends;          ///< states after the runs
   std::int64_t axis_begin = 0;   ///< the part's first token on the (direction's) axis
   std::int64_t axis_tokens = 0;  ///< tokens of the whole window
   bool continues() const { return before >= 0; }
+  ScanLinks links() const { return {before, after, reversed}; }
 };
 
 template <class T>
@@ -32,6 +35,7 @@ struct LayerSolve {
   LayerPart<T>& part;
   NewtonOptions options;  ///< tolerance decided, but for solve_layer
   NewtonReport report;
+  ScanPlan& plan;
 
   std::int64_t size() const { return kernel.state_size(); }
   bool empty() const { return part.runs.empty(); }

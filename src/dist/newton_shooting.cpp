@@ -11,7 +11,6 @@
 #include <limits>
 #include <tuple>
 
-#include "dist/exclusive_scan.hpp"
 #include "dist/newton_layer.hpp"
 #include "local/affine_steps.hpp"
 
@@ -238,50 +237,86 @@ class Shooting {
   /// delta_{j+1} = P_j delta_j + jump_{j+1}, delta = 0 at exact starts, so start_{j+1} += P_j delta_j.
   void newton_step(std::vector<CellSegment>& active) {
     const int n = k_;
-    constexpr T unit = std::numeric_limits<T>::epsilon();
     AffineMaps<T> shape{nullptr, n, 1, n + 1, static_cast<std::int64_t>(n) * (n + 1), false};
     const std::int64_t one = static_cast<std::int64_t>(D_) * shape.stride;
     std::vector<T> products(borders_.size() * one, T(0));
     for (const Border& b : borders_) product(b, shape, &products[b.segment.slot * one]);
-    // delta at each border [D][n], the ranks before first
-    std::vector<T> in(size_, T(0)), out(size_, T(0));
-    ScanBuffers buffers{D_, static_cast<std::int64_t>(n * sizeof(T)), reinterpret_cast<char*>(in.data()),
-                        reinterpret_cast<char*>(out.data()), std::vector<char>(D_, 0)};
-    const auto walk = [&](std::int64_t c0, std::int64_t c1, bool move) {
-      for (std::int64_t c = c0; c < c1; ++c) {
-        std::vector<T> delta(in.begin() + c * n, in.begin() + (c + 1) * n), next(n);  // of the border before
-        for (const Border& b : borders_) {
-          const std::int64_t slot = b.segment.slot;
-          if (b.exact) {
-            std::fill(delta.begin(), delta.end(), T(0));
-          } else if (b.before >= 0 || s_.part.before >= 0) {
-            // `delta` is P_{j-1} delta_{j-1} here
-            for (int i = 0; i < n; ++i) {
-              const T step = delta[i];
-              T& value = start(slot)[i * D_ + c];
-              // steps of rounding size are left out, so that equal bits can be reached
-              if (move && std::abs(step) > 4 * unit * std::abs(value) &&
-                  std::isfinite(static_cast<double>(value + step))) {
-                value += step;
-                changed_[slot * groups() + c / width()] = 1;
-              }
-              delta[i] = step + jumps_[slot * size_ + i * D_ + c];
-            }
-          }
-          const T* P = &products[slot * one + c * shape.stride];
-          for (int i = 0; i < n; ++i) {
-            next[i] = 0;
-            for (int j = 0; j < n; ++j) next[i] += P[i * (n + 1) + j] * delta[j];
-          }
-          delta = next;
-        }
-        std::copy(delta.begin(), delta.end(), out.begin() + c * n);
-      }
-    };
-    exclusive_scan_chain(s_.ranks, {s_.part.before, s_.part.after}, buffers,
-                         [&](std::int64_t b, std::int64_t e) { walk(b, e, false); });
-    walk(0, D_, true);
+    // what this part does to a delta, channel by channel, and the delta that comes in from the ranks before
+    std::vector<T> rows(one, T(0));
+    for (int c = 0; c < D_; ++c) part_map(products, shape, one, c, &rows[c * shape.stride]);
+    const bool known =
+        s_.part.before < 0 || std::any_of(borders_.begin(), borders_.end(), [](const Border& b) { return b.exact; });
+    std::vector<T> in(size_, T(0)), out(size_, T(0));  // [D][n]
+    if (known)
+      for (int c = 0; c < D_; ++c)
+        for (int i = 0; i < n; ++i) out[c * n + i] = rows[c * shape.stride + i * (n + 1) + n];
+    const DeviceArray<T> maps = on_device("longscan::newton::folded", rows);
+    const DeviceArray<T> delta_in = on_device("longscan::newton::delta", in);
+    const DeviceArray<T> delta_out = on_device("longscan::newton::delta", out);
+    ScanPart<T> share;
+    share.links = s_.part.links(), share.count = D_, share.known.assign(D_, known ? 1 : 0);
+    share.in = {delta_in.data(), 1, n}, share.out = {delta_out.data(), 1, n};
+    share.maps = shape, share.maps.data = maps.data();
+    const ScanAlgorithm algorithm = s_.plan.choose(s_.ranks, share);
+    s_.report.scan = s_.plan.choice();
+    RankScan<T>(s_.ranks).run(algorithm, share);
+    copy_to_host<T>(delta_in.data(), size_, in.data());
+    for (int c = 0; c < D_; ++c) move_starts(products, shape, one, c, &in[c * n]);
     active = changed_segments();
+  }
+
+  bool passes_on(const Border& b) const { return b.before >= 0 || s_.part.before >= 0; }
+  T jump(const Border& b, int c, int i) const { return jumps_[b.segment.slot * size_ + i * D_ + c]; }
+
+  /// The affine map of channel c from the delta that comes into the part to the one that goes out.
+  void part_map(const std::vector<T>& products, const AffineMaps<T>& shape, std::int64_t one, int c, T* row) const {
+    const int n = k_, ld = n + 1;
+    std::vector<T> next(n * ld);
+    for (int i = 0; i < n; ++i) row[i * ld + i] = T(1);
+    for (const Border& b : borders_) {
+      if (b.exact)
+        std::fill_n(row, n * ld, T(0));
+      else if (passes_on(b))
+        for (int i = 0; i < n; ++i) row[i * ld + n] += jump(b, c, i);
+      const T* P = &products[b.segment.slot * one + c * shape.stride];
+      for (int i = 0; i < n; ++i)
+        for (int j = 0; j < ld; ++j) {
+          T sum = 0;
+          for (int m = 0; m < n; ++m) sum += P[i * ld + m] * row[m * ld + j];
+          next[i * ld + j] = sum;
+        }
+      std::copy(next.begin(), next.end(), row);
+    }
+  }
+
+  /// Channel c of every start moves by P_{j-1} delta_{j-1}, from the delta that comes in on.
+  void move_starts(const std::vector<T>& products, const AffineMaps<T>& shape, std::int64_t one, int c, const T* in) {
+    const int n = k_;
+    constexpr T unit = std::numeric_limits<T>::epsilon();
+    std::vector<T> delta(in, in + n), next(n);
+    for (const Border& b : borders_) {
+      const std::int64_t slot = b.segment.slot;
+      if (b.exact) {
+        std::fill(delta.begin(), delta.end(), T(0));
+      } else if (passes_on(b)) {
+        for (int i = 0; i < n; ++i) {
+          const T step = delta[i];
+          T& value = start(slot)[i * D_ + c];
+          // steps of rounding size are left out, so that equal bits can be reached
+          if (std::abs(step) > 4 * unit * std::abs(value) && std::isfinite(static_cast<double>(value + step))) {
+            value += step;
+            changed_[slot * groups() + c / width()] = 1;
+          }
+          delta[i] = step + jump(b, c, i);
+        }
+      }
+      const T* P = &products[slot * one + c * shape.stride];
+      for (int i = 0; i < n; ++i) {
+        next[i] = 0;
+        for (int j = 0; j < n; ++j) next[i] += P[i * (n + 1) + j] * delta[j];
+      }
+      delta = next;
+    }
   }
 
   /// P of one segment, zero where it is too large to be trusted.

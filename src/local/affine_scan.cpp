@@ -87,6 +87,23 @@ struct Scan {
 };
 
 template <class T>
+struct Walk {
+  AffineMaps<T> shape;
+  int leading;
+  const AffineStep<T>* steps;
+  const AffineWalk<T>* walks;
+  template <class Lanes>
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
+    const AffineWalk<T>& w = walks[i];
+    const T* from = w.from;
+    for (std::int64_t j = w.first; j < w.first + w.count; ++j) {
+      affine_apply(lanes, shape, steps[j].map, from, steps[j].to, leading);
+      from = steps[j].to;
+    }
+  }
+};
+
+template <class T>
 struct Constants {
   AffineMaps<T> maps;
   AffinePoints<T> out;
@@ -158,6 +175,12 @@ void affine_scan(const Space& space, const AffineMaps<T>& maps, const AffinePoin
 }
 
 template <class Space, class T>
+void affine_walk(const Space& space, const AffineMaps<T>& shape, int leading, const AffineStep<T>* steps,
+                 const AffineWalk<T>* walks, std::int64_t count) {
+  for_teams<T>("longscan::affine::walk", space, count, shape.n * shape.m, Walk<T>{shape, leading, steps, walks});
+}
+
+template <class Space, class T>
 void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, std::int64_t count) {
   const AffinePoints<const T> slots{maps.data, maps.leading, maps.stride};
   for_teams<T>("longscan::affine::norms", space, count, maps.n * maps.n, Norms<T>{slots, maps.n, 0, maps.n, norms, 2});
@@ -190,6 +213,8 @@ void affine_copy(const Space& space, const AffineMaps<T>& from, const AffineMaps
                                const AffineMaps<T>&, const AffineTask*, std::int64_t);                                 \
   template void affine_scan(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffinePoints<T>&,        \
                             const AffineChain*, std::int64_t);                                                         \
+  template void affine_walk(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, int, const AffineStep<T>*,     \
+                            const AffineWalk<T>*, std::int64_t);                                                       \
   template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, double*, std::int64_t);       \
   template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffinePoints<const T>&, int, double*,         \
                              std::int64_t);                                                                            \

@@ -35,6 +35,25 @@ template <class Space, class T>
 void affine_scan(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& points,
                  const AffineChain* chains, std::int64_t count);
 
+/// One step of a walk: the point at hand goes through `map` to `to`.
+template <class T>
+struct AffineStep {
+  const T* map = nullptr;
+  T* to = nullptr;
+};
+/// A point through maps that stand anywhere: `from` through steps first, …, first + count - 1.
+template <class T>
+struct AffineWalk {
+  std::int64_t first = 0, count = 0;
+  const T* from = nullptr;
+};
+
+/// Walks side by side, each in order; maps of the shape of `shape`, points with rows `leading` apart. The operations of
+/// `affine_apply` and `affine_scan`. Launches "longscan::affine::walk".
+template <class Space, class T>
+void affine_walk(const Space& space, const AffineMaps<T>& shape, int leading, const AffineStep<T>* steps,
+                 const AffineWalk<T>* walks, std::int64_t count);
+
 /// Frobenius norms of A and b of the maps in slots 0 … count - 1: norms[2 i], norms[2 i + 1].
 /// Launches "longscan::affine::norms".
 template <class Space, class T>

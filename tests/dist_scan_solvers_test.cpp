@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The solvers with every algorithm of the scan: the answer of one rank, and the same bits where operations are the
+// same.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "delta_cases.hpp"
+#include "longscan/error.hpp"
+#include "newton_cases.hpp"
+
+namespace longscan {
+namespace {
+
+using test::Case;
+using test::Decay;
+using test::Recipe;
+using test::Solution;
+
+constexpr ScanAlgorithm all_algorithms[] = {ScanAlgorithm::chain,      ScanAlgorithm::all_to_all,
+                                            ScanAlgorithm::all_gather, ScanAlgorithm::doubling,
+                                            ScanAlgorithm::mpi,        ScanAlgorithm::automatic};
+
+class DistScanDelta : public ::testing::Test {
+ protected:
+  /// Solves by every algorithm. Those without composition give the bits of the chain.
+  void expect_right(Case c, std::int64_t window) {
+    const bool judges = ranks_->rank() == 0;
+    Solution right;
+    if (judges) right = test::expected(c);
+    Solution chain;
+    for (const ScanAlgorithm algorithm : all_algorithms) {
+      const bool composes = algorithm == ScanAlgorithm::doubling || algorithm == ScanAlgorithm::mpi;
+      if (composes && c.options.reproducible) continue;
+      c.options.scan = algorithm;
+      const Solution got = test::solve(*ranks_, c, window);
+      if (algorithm == ScanAlgorithm::chain) chain = got;
+      if (algorithm != ScanAlgorithm::automatic) {
+        EXPECT_EQ(got.report.scan.algorithm, algorithm);
+      }
+      if (!judges) continue;
+      const std::string what = test::describe(c) + ", " + std::string(name_of(algorithm)) + ", window " +
+                               std::to_string(window) + ", " + std::to_string(ranks_->size()) + " ranks";
+      EXPECT_EQ(test::too_far(got, right, c.state_type()), "") << what;
+      if (!composes && algorithm != ScanAlgorithm::automatic) {
+        EXPECT_TRUE(got == chain) << what;
+      }
+    }
+  }
+  std::unique_ptr<Transport> ranks_ = make_mpi_transport(), alone_ = make_single_transport();
+};
+
+TEST_F(DistScanDelta, KeysThatNeverForget) {
+  for (DType type : {DType::f64, DType::f32})
+    for (int heads : {1, 3, 9}) {
+      Recipe r;
+      r.tokens = 700, r.heads = heads, r.d_key = 10, r.d_value = 7, r.key_dimensions = 6, r.type = type;
+      r.initial_states = true, r.decay = heads == 3 ? Decay::channel : Decay::none, r.log_decay_mean = -0.001;
+      const Case c = test::make_case(r);
+      for (std::int64_t window : {0, 40}) expect_right(c, window);
+    }
+}
+
+TEST_F(DistScanDelta, SomeHeadsForget) {
+  Recipe r;
+  r.tokens = 9000, r.heads = 5, r.d_key = 4, r.d_value = 6, r.decay = Decay::head, r.log_decay_mean = -0.05;
+  Case c = test::make_case(r);
+  for (std::int64_t t = 0; t < r.tokens; ++t)  // heads 1 and 3 remember all
+    for (int h : {1, 3}) c.log_decay.set(t, h, 0, 0), c.beta.set(t, h, 0, 1e-3);
+  expect_right(c, 0);
+}
+
+TEST_F(DistScanDelta, PackedSequences) {
+  Recipe r;
+  r.tokens = 400, r.heads = 3, r.initial_states = true;
+  for (const auto& offsets : {std::vector<std::int64_t>{0, 0, 70, 71, 71, 200, 333, 400},
+                              std::vector<std::int64_t>{0, 390, 400}, std::vector<std::int64_t>{0, 150, 400, 400}}) {
+    Case c = test::make_case(r);
+    test::pack(c, offsets);
+    for (std::int64_t window : {0, 13}) expect_right(c, window);
+  }
+}
+
+TEST_F(DistScanDelta, ReproducibleBitsOfOneRank) {
+  Recipe r;
+  r.tokens = 9000, r.heads = 3, r.d_key = 6, r.d_value = 5, r.type = DType::f32, r.initial_states = true;
+  Case c = test::make_case(r);
+  c.options.reproducible = true;
+  const Solution one = test::solve(*alone_, c);
+  for (const ScanAlgorithm algorithm :
+       {ScanAlgorithm::chain, ScanAlgorithm::all_to_all, ScanAlgorithm::all_gather, ScanAlgorithm::automatic})
+    for (std::int64_t window : {0, 1024, 2100}) {
+      c.options.scan = algorithm;
+      const Solution got = test::solve(*ranks_, c, window);
+      EXPECT_TRUE(got == one) << name_of(algorithm) << ", window " << window;
+      EXPECT_EQ(got.report.boundaries_forgotten, 0);
+    }
+  for (const ScanAlgorithm algorithm : {ScanAlgorithm::doubling, ScanAlgorithm::mpi}) {
+    c.options.scan = algorithm;
+    EXPECT_THROW(DeltaRule(*ranks_, c.shape, c.options, c.sequences), Error);
+  }
+}
+
+// --- Newton's carries -----------------------------------------------------------------------------------------------
+
+/// Diagonal, 2 x 2 and dense maps, forward and backward, against the token loop on one rank.
+class DistScanNewton : public ::testing::Test {
+ protected:
+  NewtonReport solve(Transport& ranks, const test::RandomCell& cell, const NewtonOptions& options, std::int64_t tokens,
+                     std::vector<double>& h) {
+    Newton newton(ranks, test::make_weights(cell), static_cast<int>(cell.inputs), options, {{0, tokens / 5, tokens}});
+    const auto x = test::normals(tokens * cell.inputs, 3, 1);
+    const TokenRange window{0, tokens}, part = newton.part(window);
+    const std::int64_t one = cell.D * cell.layers * cell.directions;
+    std::vector<double> ends(newton.runs(window).size() * one), c_ends(ends), c(part.size() * cell.directions * cell.D);
+    h.assign(part.size() * cell.directions * cell.D, 0);
+    NewtonData data;
+    data.x = x.data() + part.begin * cell.inputs, data.x_type = DType::f64;
+    data.h = h.data(), data.c = c.data(), data.h_final = ends.data(), data.c_final = c_ends.data();
+    begin_ = part.begin;
+    return newton.solve(window, data);
+  }
+  void expect_right(const test::RandomCell& cell, NewtonOptions options, std::int64_t tokens, double limit) {
+    options.precision = Precision::f64;
+    NewtonOptions loop = options;
+    loop.method = NewtonMethod::sequential;
+    std::vector<double> expected, chain, got;
+    solve(*alone_, cell, loop, tokens, expected);
+    for (const ScanAlgorithm algorithm : all_algorithms) {
+      options.scan = algorithm;
+      const NewtonReport report = solve(*ranks_, cell, options, tokens, got);
+      const std::string what = std::string(cell.type) + " by " + std::string(name_of(options.method)) + " and " +
+                               std::string(name_of(algorithm)) + ", " + std::to_string(cell.directions) +
+                               " directions, " + std::to_string(ranks_->size()) + " ranks";
+      EXPECT_TRUE(report.status == NewtonStatus::converged || report.status == NewtonStatus::exact_by_prefix ||
+                  report.status == NewtonStatus::fell_back)
+          << what << ": " << name_of(report.status);
+      if (!report.scan.reason.empty()) ++scans_;
+      double worst = 0;
+      for (std::size_t i = 0; i < got.size(); ++i)
+        worst = std::max(worst, std::abs(got[i] - expected[begin_ * cell.directions * cell.D + i]));
+      EXPECT_LE(worst, limit) << what;
+      if (algorithm == ScanAlgorithm::chain) chain = got;
+      if (algorithm == ScanAlgorithm::all_to_all || algorithm == ScanAlgorithm::all_gather) {
+        EXPECT_TRUE(got == chain) << what;
+      }
+    }
+  }
+  std::unique_ptr<Transport> ranks_ = make_mpi_transport(), alone_ = make_single_transport();
+  std::int64_t begin_ = 0;
+  int scans_ = 0;
+};
+
+TEST_F(DistScanNewton, FullTrajectory) {
+  NewtonOptions options;
+  options.method = NewtonMethod::newton;
+  for (const char* type : {"paragru", "paralstm"}) {
+    test::RandomCell cell{type, 20};
+    cell.scale = 0.5;
+    expect_right(cell, options, 300, 1e-8);
+  }
+  for (const char* type : {"gru", "lstm"})
+    for (int directions : {1, 2}) {
+      test::RandomCell cell{type, 4};
+      cell.scale = 0.5, cell.directions = directions;
+      expect_right(cell, options, 200, 1e-8);
+    }
+  EXPECT_GT(scans_, 0);
+  options.method = NewtonMethod::quasi;
+  expect_right({"gru", 6}, options, 200, 1e-8);
+}
+
+TEST_F(DistScanNewton, ShootingWhereMemoryIsLong) {
+  for (const char* type : {"paragru", "paralstm"}) {
+    test::RandomCell cell{type, 40};
+    cell.scale = 3;
+    NewtonOptions options;
+    options.method = NewtonMethod::shooting, options.segment = 8, options.max_iterations = 1000;
+    expect_right(cell, options, 1500, 0);
+  }
+  EXPECT_GT(scans_, 0) << "no Newton step was taken: the test shows nothing";
+}
+
+}  // namespace
+}  // namespace longscan
