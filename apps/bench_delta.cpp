@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/bench.hpp"
+#include "apps/carrier.hpp"
 #include "apps/generate_delta.hpp"
 #include "apps/options.hpp"
 #include "apps/report.hpp"
@@ -158,11 +159,13 @@ double error_of(Transport& ranks, const BenchDelta& bench, BenchArrays& arrays, 
 
 }  // namespace
 
-void run_bench_delta(Transport& ranks, const BenchDelta& bench) {
+void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
+  Carrier carrier(all_ranks, bench.transport);
+  Transport& ranks = carrier.transport();
   using Space = Kokkos::DefaultExecutionSpace;
   DeltaShape shape{bench.heads, bench.d_key, bench.d_value, bench.decay == "channel"};
   DeltaOptions options;
-  options.chunk = bench.chunk, options.reproducible = bench.reproducible;
+  options.chunk = bench.chunk, options.reproducible = bench.reproducible, options.scan = bench.scan;
   options.precision = bench.precision == Precision::automatic ? Precision::f32 : bench.precision;
   if (bench.decay != "none" && bench.decay != "head" && bench.decay != "channel")
     throw_unknown("value of --decay", bench.decay, {"none", "head", "channel"});
@@ -201,6 +204,8 @@ void run_bench_delta(Transport& ranks, const BenchDelta& bench) {
     ranks.barrier();
   });
   const double error = bench.check ? error_of(ranks, bench, *arrays.front(), window, part) : 0;
+  double scan = report.seconds_scan;  // of the last run; waiting for slower ranks included
+  ranks.all_reduce(&scan, 1, Transport::Reduction::max);
   const ChunkProducts products(bench.chunk, bench.d_key, bench.d_value);
   const double flops = products.flops() * static_cast<double>(bench.tokens) / bench.chunk * bench.heads;
   const double rate = flops / time.median / 1e9 / ranks.size();
@@ -228,6 +233,8 @@ void run_bench_delta(Transport& ranks, const BenchDelta& bench) {
   row["horizon_max"] = report.horizon_max, row["boundaries_forgotten"] = report.boundaries_forgotten;
   row["map_tokens"] = report.map_tokens;
   if (bench.check) row["error"] = error;
+  row["scan"] = std::string(name_of(report.scan.algorithm)), row["transport"] = ranks.name();
+  row["scan_ms"] = 1e3 * scan, row["scan_share"] = scan / time.median;
   if (bench.json) {
     std::printf("%s\n", nlohmann::json::array({row}).dump(2).c_str());
     return;
@@ -250,6 +257,9 @@ void run_bench_delta(Transport& ranks, const BenchDelta& bench) {
                 1e3 * floor, copy / 1e9, time.median / floor, bytes / time.median / 1e9, rate / 1e3,
                 100.0 * static_cast<double>(report.map_tokens) / static_cast<double>(bench.tokens) / bench.heads);
   }
+  if (ranks.size() > 1)
+    std::printf("  scan by %s over %s %.3f ms\n", std::string(name_of(report.scan.algorithm)).c_str(),
+                ranks.name().c_str(), 1e3 * scan);
   if (bench.check) std::printf("  error of the first head's outputs against float64 arithmetic: %.3e (RMS)\n", error);
 }
 

@@ -52,6 +52,13 @@ inline const Choices<NewtonMethod> methods{{{"auto", NewtonMethod::automatic},
                                             {"jacobi", NewtonMethod::jacobi},
                                             {"sequential", NewtonMethod::sequential}}};
 
+inline const Choices<ScanAlgorithm> scans{{{"auto", ScanAlgorithm::automatic},
+                                           {"chain", ScanAlgorithm::chain},
+                                           {"alltoall", ScanAlgorithm::all_to_all},
+                                           {"allgather", ScanAlgorithm::all_gather},
+                                           {"doubling", ScanAlgorithm::doubling},
+                                           {"mpi", ScanAlgorithm::mpi}}};
+
 template <class E>
 CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const Choices<E>& choices,
                     const std::string& help) {
@@ -68,13 +75,14 @@ void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, con
 
 void inspect_options(CLI::App& app, InspectCommand& c);
 void plan_options(CLI::App& app, PlanCommand& c);
-/// An option that takes one of a few words.
-void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
-            const std::string& help);
 /// --preset, --shortest
 void preset_options(CLI::App& app, std::string& preset, std::int64_t& shortest, const std::string& help);
 /// The options of `generate newton` and `bench newton`.
 void generate_newton_options(CLI::App& app, GenerateNewton& g);
 void bench_newton_options(CLI::App& app, BenchNewton& b);
+void bench_scan_options(CLI::App& app, BenchScan& b);
+/// An option that takes one of a few words.
+void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
+            const std::string& help);
 
 }  // namespace longscan

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "apps/carrier.hpp"
 #include "apps/delta_file.hpp"
 #include "apps/progress.hpp"
 #include "apps/report.hpp"
@@ -25,6 +26,7 @@ DeltaOptions options_of(const DeltaCommand& command, const DeltaProblem& problem
   o.variant = problem.variant, o.erase = command.erase, o.inverse = command.inverse, o.chunk = command.chunk;
   o.scale = scale_of(command.scale, problem.shape.d_key), o.normalize_keys = command.normalize_keys;
   o.precision = arithmetic_of(command.solve.precision, problem.widest());
+  o.scan = command.solve.scan;
   o.reproducible = command.solve.reproducible, o.state_every = command.state_only ? 0 : command.state_every;
   return o;
 }
@@ -127,6 +129,18 @@ std::vector<const Source*> sources_of(const std::vector<DeltaProblem>& problems)
   return all;
 }
 
+/// When each rank was how far in the last window: seconds from its start. Collective.
+nlohmann::json trace_json(Transport& ranks, const DeltaReport& r) {
+  const double mine[] = {r.at_scan, r.at_states, r.at_outputs};
+  std::vector<double> all(3 * static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(mine, sizeof mine, all.data());
+  nlohmann::json rows = nlohmann::json::array();
+  for (std::size_t i = 0; i < all.size(); i += 3)
+    rows.push_back(
+        {{"rank", i / 3}, {"scan_begins", all[i]}, {"state_is_here", all[i + 1]}, {"outputs_done", all[i + 2]}});
+  return rows;
+}
+
 void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, const DeltaCommand& command, int ranks) {
   for (const DeltaProblem& p : problems) {
     std::string text = std::string(name_of(p.variant)) + ", " + std::to_string(p.tokens()) + " tokens in " +
@@ -148,6 +162,7 @@ void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, con
 
 void run_delta(Transport& ranks, const DeltaCommand& command) {
   const auto start = Clock::now();
+  require_reproducible_scan(command.solve.scan, command.solve.reproducible);
   std::optional<InputFile> file;
   std::string found, fingerprint;
   agree(ranks, [&] {
@@ -167,6 +182,8 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   for (const DeltaProblem& p : problems) tokens += p.tokens();
   Progress progress(ranks.rank() == 0 && !command.solve.quiet, "longscan delta", tokens);
   say_what(progress, problems, command, ranks.size());
+  Carrier carrier(ranks, command.solve.transport);
+  if (!carrier.note().empty()) progress.say("note: " + carrier.note());
 
   Attributes attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
                            {"command", std::string("delta")},
@@ -181,7 +198,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   std::int64_t done = 0, bytes_read = 0;
   std::string precision;
   for (const DeltaProblem& problem : problems) {
-    DeltaSolve solve(ranks, command, problem, *file, out, progress, seconds);
+    DeltaSolve solve(carrier.transport(), command, problem, *file, out, progress, seconds);
     solve.run(done);
     done += problem.tokens(), bytes_read += solve.bytes_read();
     total += solve.report();
@@ -202,9 +219,12 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
                  " and were solved by forward substitution");
   progress.done(command.solve.output);
 
-  nlohmann::json report = common_report(ranks, "delta", describe(command), seconds, bytes_read, out.bytes_written());
+  nlohmann::json report =
+      common_report(carrier.transport(), "delta", describe(command), seconds, bytes_read, out.bytes_written());
   if (command.solve.report.empty()) return;
-  report["scan"] = command.solve.reproducible ? "chain (fixed segments)" : "chain";
+  report["scan"] = std::string(name_of(total.scan.algorithm)) + (command.solve.reproducible ? " (fixed segments)" : "");
+  report["scan_choice"] = scan_json(total.scan, ranks.size());
+  report["trace"] = trace_json(ranks, total);
   report["precision"] = precision, report["tokens"] = tokens;
   std::int64_t sequences = 0;
   for (const DeltaProblem& p : problems) sequences += p.sequences().count();

@@ -25,7 +25,8 @@ void run_info(Transport& ranks) {
               KOKKOS_VERSION % 100, device_name().c_str(), Kokkos::DefaultHostExecutionSpace::name());
   std::printf("MPI       %s\n", mpi.c_str());
   std::printf("HDF5      %s\n", hdf5_version().c_str());
-  std::printf("NCCL      not built in\n");
+  const std::string nccl = nccl_version();
+  std::printf("NCCL      %s\n", nccl.empty() ? "not built in" : nccl.c_str());
   std::printf("ranks     %d (%d on this node)\n", ranks.size(), ranks.local_size());
   std::printf("memory    %s available on this node\n", bytes_text(static_cast<double>(available_memory())).c_str());
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "apps/carrier.hpp"
 #include "apps/memory.hpp"
 #include "apps/newton_problem.hpp"
 #include "apps/output.hpp"
@@ -105,6 +106,7 @@ class NewtonSolve {
     NewtonOptions o;
     o.method = command.method, o.tolerance = command.tolerance, o.max_iterations = command.max_iterations;
     o.segment = command.segment, o.precision = arithmetic, o.reproducible = command.solve.reproducible;
+    o.scan = command.solve.scan;
     return o;
   }
 
@@ -188,6 +190,7 @@ class NewtonSolve {
     }
     NewtonReport& t = report_;
     if (static_cast<int>(r.status) > static_cast<int>(t.status)) t.status = r.status, t.method_used = r.method_used;
+    if (!r.scan.reason.empty()) t.scan = r.scan;
     t.iterations += r.iterations;
     t.residual_history.insert(t.residual_history.end(), r.residual_history.begin(), r.residual_history.end());
     t.converged_prefix = before + r.converged_prefix;
@@ -311,6 +314,7 @@ std::string verdict_line(const NewtonReport& r) {
 
 void run_newton(Transport& ranks, const NewtonCommand& command) {
   const auto start = std::chrono::steady_clock::now();
+  require_reproducible_scan(command.solve.scan, command.solve.reproducible);
   std::optional<InputFile> file;
   std::string found, cell_text, fingerprint;
   agree(ranks, [&] {
@@ -354,6 +358,8 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
                std::string(name_of(arithmetic)) + " on " + std::to_string(ranks.size()) +
                (ranks.size() == 1 ? " rank (" : " ranks (") + device_name() + ")");
 
+  Carrier carrier(ranks, command.solve.transport);
+  if (!carrier.note().empty()) progress.say("note: " + carrier.note());
   if (command.method == NewtonMethod::newton) {
     const bool mixes = network.type != "paragru" && network.type != "paralstm";
     const double n = static_cast<double>(network.state) * (mixes ? network.channels : 1);
@@ -377,7 +383,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   std::int64_t done = 0, bytes_read = 0, exchanged = 0;
   bool first = true;
   for (const NewtonProblem& problem : problems) {
-    NewtonSolve solve(ranks, command, problem, cell, *file, out, progress, seconds, arithmetic);
+    NewtonSolve solve(carrier.transport(), command, problem, cell, *file, out, progress, seconds, arithmetic);
     solve.run(done);
     done += problem.tokens(), bytes_read += solve.bytes_read(), exchanged += solve.report().bytes_exchanged;
     if (first || static_cast<int>(solve.report().status) > static_cast<int>(worst.status) ||
@@ -404,9 +410,13 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   progress.say(verdict_line(worst));
   progress.done(command.solve.output);
 
-  nlohmann::json report = common_report(ranks, "newton", describe(command), seconds, bytes_read, out.bytes_written());
+  nlohmann::json report =
+      common_report(carrier.transport(), "newton", describe(command), seconds, bytes_read, out.bytes_written());
   if (command.solve.report.empty()) return;
-  report["scan"] = "chain", report["precision"] = std::string(name_of(arithmetic));
+  // shooting hands states to the next rank; only where memory is long, and in Newton on all states, is there a scan
+  report["scan"] = std::string(name_of(worst.scan.reason.empty() ? ScanAlgorithm::chain : worst.scan.algorithm));
+  if (!worst.scan.reason.empty()) report["scan_choice"] = scan_json(worst.scan, ranks.size());
+  report["precision"] = std::string(name_of(arithmetic));
   report["tokens"] = tokens, report["sequences"] = sequences;
   report["tokens_per_second"] = static_cast<double>(tokens) / std::max(1e-9, report["seconds"]["total"].get<double>());
   report["bytes"]["exchanged"] = exchanged;

@@ -52,25 +52,6 @@ void read_config(CLI::App& app, const std::string& path) {
   }
 }
 
-}  // namespace
-
-void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
-            const std::string& help) {
-  std::string type;
-  for (const std::string& word : words) type += (type.empty() ? "" : "|") + word;
-  app.add_option_function<std::string>(
-         option,
-         [&target, option, words](const std::string& word) {
-           if (std::find(words.begin(), words.end(), word) == words.end())
-             throw_unknown("value of " + option, word, words);
-           target = word;
-         },
-         help)
-      ->type_name(type);
-}
-
-namespace {
-
 void solve_options(CLI::App& app, SolveOptions& o) {
   app.add_option("input", o.input, "input file (HDF5)")->required()->type_name("IN.h5");
   app.add_option("-o,--output", o.output, "output file; appears only when complete")->required()->type_name("OUT.h5");
@@ -81,8 +62,10 @@ void solve_options(CLI::App& app, SolveOptions& o) {
   app.add_option("--window", o.window, "tokens a rank in memory at a time (default: from free memory)")
       ->check(CLI::PositiveNumber)
       ->type_name("TOKENS");
-  one_of(app, "--scan", o.scan, {"auto", "chain"}, "how states pass between ranks: a pipelined chain");
-  one_of(app, "--transport", o.transport, {"auto", "mpi"}, "what carries them");
+  choice(app, "--scan", o.scan, scans,
+         "how states pass over the ranks; auto goes by measured costs, and the report says why");
+  one_of(app, "--transport", o.transport, {"auto", "mpi", "nccl"},
+         "what carries them; auto: NCCL between GPUs, else MPI");
   app.add_flag("--reproducible", o.reproducible, "the same bits for any number of ranks and any windows");
   app.add_option("--report", o.report, "write a report")->type_name("FILE.json");
   app.add_flag("--force", o.force, "replace an existing output");
@@ -228,6 +211,21 @@ const CLI::App* innermost(const CLI::App* app) {
 
 }  // namespace
 
+void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
+            const std::string& help) {
+  std::string type;
+  for (const std::string& word : words) type += (type.empty() ? "" : "|") + word;
+  app.add_option_function<std::string>(
+         option,
+         [&target, option, words](const std::string& word) {
+           if (std::find(words.begin(), words.end(), word) == words.end())
+             throw_unknown("value of " + option, word, words);
+           target = word;
+         },
+         help)
+      ->type_name(type);
+}
+
 std::string name_of(Layout layout) {
   for (const auto& p : layouts.pairs)
     if (p.second == layout) return p.first;
@@ -256,6 +254,7 @@ std::map<std::string, std::string> describe(const DeltaCommand& c) {
                                           {"scale", c.scale},
                                           {"normalize_keys", yes(c.normalize_keys)},
                                           {"reproducible", yes(c.solve.reproducible)},
+                                          {"scan", std::string(name_of(c.solve.scan))},
                                           {"state_only", yes(c.state_only)},
                                           {"state_every", std::to_string(c.state_every)}};
   add_common(c.solve, c.names, d);
@@ -268,6 +267,7 @@ std::map<std::string, std::string> describe(const NewtonCommand& c) {
                                           {"cell", c.cell},
                                           {"method", std::string(name_of(c.method))},
                                           {"max_iterations", std::to_string(c.max_iterations)},
+                                          {"scan", std::string(name_of(c.solve.scan))},
                                           {"reproducible", c.solve.reproducible ? "yes" : "no"}};
   char tolerance[32];
   std::snprintf(tolerance, sizeof tolerance, "%g", c.tolerance);
@@ -360,6 +360,8 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
       ->type_name(types.text());
   bench_delta_app->add_flag("--check", bench.check, "compare all outputs of the first head with float64 arithmetic");
   choice(*bench_delta_app, "--precision", bench.precision, precisions, "arithmetic (default f32)");
+  choice(*bench_delta_app, "--scan", bench.scan, scans, "how states pass over the ranks");
+  one_of(*bench_delta_app, "--transport", bench.transport, {"auto", "mpi", "nccl"}, "what carries them");
   bench_delta_app->add_flag("--reproducible", bench.reproducible, "time --reproducible");
   bench_delta_app->add_flag("--json", bench.json, "print one JSON array of rows on stdout");
   config_option(*bench_delta_app);
@@ -369,6 +371,10 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   CLI::App* bench_newton_app =
       bench_app->add_subcommand("newton", "a nonlinear recurrence beside its token loop, from memory to memory");
   bench_newton_options(*bench_newton_app, bench_newton);
+
+  BenchScan bench_scan;
+  CLI::App* bench_scan_app = bench_app->add_subcommand("scan", "the scan over ranks: model and measurement");
+  bench_scan_options(*bench_scan_app, bench_scan);
 
   CLI::App* info_app = app.add_subcommand("info", "version, libraries, devices");
 
@@ -401,6 +407,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   if (verify_app->parsed()) run_verify(ranks, verify);
   if (bench_delta_app->parsed()) run_bench_delta(ranks, bench);
   if (bench_newton_app->parsed()) run_bench_newton(ranks, bench_newton);
+  if (bench_scan_app->parsed()) run_bench_scan(ranks, bench_scan);
   if (info_app->parsed()) run_info(ranks);
 }
 

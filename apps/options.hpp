@@ -26,7 +26,8 @@ struct SolveOptions {
   Precision precision = Precision::automatic;
   std::optional<DType> output_type;
   std::int64_t window = 0;  ///< tokens a rank at a time; 0: from free memory
-  std::string scan = "auto", transport = "auto";
+  ScanAlgorithm scan = ScanAlgorithm::automatic;
+  std::string transport = "auto";
   bool reproducible = false;
   std::string report;
   bool force = false;
@@ -100,6 +101,8 @@ struct BenchDelta {
   Precision precision = Precision::f32;
   std::optional<DType> dtype;  ///< of the inputs; that of the arithmetic
   bool reproducible = false, check = false, json = false;
+  ScanAlgorithm scan = ScanAlgorithm::automatic;
+  std::string transport = "auto";
 };
 
 struct BenchNewton {
@@ -113,6 +116,16 @@ struct BenchNewton {
   bool json = false;
 };
 
+struct BenchScan {
+  std::string maps = "delta";  ///< delta, diagonal, block, dense
+  int heads = 16, d_key = 128, d_value = 128, hidden = 1024, runs = 7;
+  std::int64_t segments = 1;
+  std::vector<ScanAlgorithm> algorithms;  ///< none: all
+  Precision precision = Precision::f32;
+  std::string transport = "auto";
+  bool json = false;
+};
+
 /// Each runs on every rank; throws Error.
 void run_delta(Transport& ranks, const DeltaCommand& command);
 void run_newton(Transport& ranks, const NewtonCommand& command);
@@ -123,6 +136,7 @@ void run_inspect(Transport& ranks, const InspectCommand& command);
 void run_plan(Transport& ranks, const PlanCommand& command);
 void run_bench_delta(Transport& ranks, const BenchDelta& command);
 void run_bench_newton(Transport& ranks, const BenchNewton& command);
+void run_bench_scan(Transport& ranks, const BenchScan& command);
 void run_info(Transport& ranks);
 
 /// Reads the command line and runs what it asks for. Throws Error; usage errors too. Returns without doing anything

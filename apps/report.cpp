@@ -49,6 +49,21 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
   return j;
 }
 
+nlohmann::json scan_json(const ScanChoice& choice, int ranks) {
+  nlohmann::json j = {{"reason", choice.reason}};
+  j["elements"] = choice.size.elements, j["maps_per_element"] = choice.size.maps;
+  j["point_bytes"] = choice.size.point_bytes, j["map_bytes"] = choice.size.map_bytes;
+  if (!choice.costs.measured) return j;
+  const ScanCosts& c = choice.costs;
+  j["costs"] = {{"alpha_us", c.latency * 1e6},
+                {"beta_ns_per_byte", c.byte * 1e9},
+                {"apply_us", c.apply * 1e6},
+                {"launch_us", c.launch * 1e6}};
+  for (const ScanAlgorithm a : {ScanAlgorithm::chain, ScanAlgorithm::all_to_all, ScanAlgorithm::all_gather})
+    j["predicted_ms"][std::string(name_of(a))] = 1e3 * predict(a, choice.size, ranks, c);
+  return j;
+}
+
 void write_report(const std::string& path, const nlohmann::json& report) {
   const std::string part = path + ".part";
   std::ofstream file(part);

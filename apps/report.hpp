@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "longscan/scan.hpp"
 #include "longscan/transport.hpp"
 
 namespace longscan {
@@ -17,6 +18,9 @@ struct Seconds {
 nlohmann::json common_report(Transport& ranks, const std::string& command,
                              const std::map<std::string, std::string>& options, const Seconds& seconds,
                              std::int64_t bytes_read, std::int64_t bytes_written);
+
+/// Why states pass over the ranks as they do, and the costs that decided it.
+nlohmann::json scan_json(const ScanChoice& choice, int ranks);
 
 /// Write `report` to `path`, complete or not at all. On one rank.
 void write_report(const std::string& path, const nlohmann::json& report);

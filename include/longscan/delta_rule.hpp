@@ -108,7 +108,7 @@ struct DeltaReport {
   double at_scan = 0, at_states = 0, at_outputs = 0;
   double seconds_solve = 0;  ///< everything, this rank
 
-  /// Counts of another window or problem added; the larger of what is a maximum.
+  /// Counts of another window or problem added; the larger of what is a maximum, its own of what is of one window.
   DeltaReport& operator+=(const DeltaReport& other);
 };
 
