@@ -377,6 +377,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   bench_scan_options(*bench_scan_app, bench_scan);
 
   CLI::App* info_app = app.add_subcommand("info", "version, libraries, devices");
+  info_app->footer("Example:\n  longscan info");
 
   try {
     app.parse(argc, argv);

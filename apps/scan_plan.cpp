@@ -13,13 +13,16 @@ std::vector<ScanCost> scan_costs(const ScanWork& w, int ranks, const ScanModel& 
   if (ranks < 2) return {{"none", 0}};
   const double steps = std::ceil(std::log2(p)), mine = std::ceil(n / p);
   double chain = 1e300;
-  for (double pieces = 1; pieces <= std::max(1.0, n) && pieces <= 64; pieces *= 2)
-    chain = std::min(chain, (p - 1 + pieces - 1) * (model.latency + (model.byte * n * s + n * apply) / pieces));
+  for (double pieces = 1; pieces <= std::max(1.0, n) && pieces <= 64; pieces *= 2) {
+    const double travel = model.latency + model.byte * n * s / pieces, work = n * apply / pieces;
+    chain =
+        std::min(chain, (p - 1) * travel + (p - 2) * work + (pieces - 1) * (p > 2 ? std::max(travel, work) : travel));
+  }
   return {{"chain", chain},
-          {"alltoall", 2 * (p - 1) * model.latency + model.byte * (p - 1) * mine * (m + s) + mine * (p - 1) * apply},
-          {"allgather", steps * model.latency + model.byte * (p - 1) * n * m + (p - 1) * n * apply},
+          {"alltoall", 2 * (p - 1) * model.latency + model.byte * (p - 1) * mine * (m + s) + mine * (p - 2) * apply},
+          {"allgather", steps * model.latency + model.byte * (p - 1) * n * m + (p - 2) * n * apply},
           {"doubling", steps * (model.latency + model.byte * n * m + n * compose)},
-          {"mpi", (p - 1) * (model.latency + model.byte * n * m + n * compose)}};
+          {"mpi", (p - 1) * (model.latency + model.byte * n * m) + (p - 2) * n * compose}};
 }
 
 }  // namespace longscan

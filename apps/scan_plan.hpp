@@ -20,12 +20,15 @@ struct ScanWork {
   double apply = 0, compose = 0;  ///< multiplications of S P + L, of P1 P2 and L1 P2 + L2; one element
 };
 
-/// What each algorithm costs on p ranks, from the last rank's map being ready to every rank's knowing its state:
-///   chain      (p - 1 + b - 1) (alpha + beta n s / b + c n apply / b), in the best number b of pieces: maps stay
-///   alltoall   2 (p - 1) alpha + beta (p - 1) ceil(n / p) (m + s) + c ceil(n / p) (p - 1) apply
-///   allgather  log2 p alpha + beta (p - 1) n m + c (p - 1) n apply
+/// What each algorithm costs on p ranks, from the last rank's map being ready to every rank's knowing its state. The
+/// first rank knows the state at its end and the last one has nobody to send to, so that p - 2 ranks apply maps.
+///   chain      (p - 1) (alpha + beta n s / b) + (p - 2) c n apply / b + (b - 1) max(alpha + beta n s / b, c n apply /
+///   b)
+///              in the best number b of pieces; maps stay where they are
+///   alltoall   2 (p - 1) alpha + beta (p - 1) ceil(n / p) (m + s) + c (p - 2) ceil(n / p) apply
+///   allgather  log2 p alpha + beta (p - 1) n m + c (p - 2) n apply
 ///   doubling   log2 p (alpha + beta n m + c n compose)
-///   mpi        (p - 1) (alpha + beta n m + c n compose): MPI_Exscan as an unsegmented chain of maps
+///   mpi        (p - 1) (alpha + beta n m) + c (p - 2) n compose: MPI_Exscan as an unsegmented chain of maps
 struct ScanCost {
   std::string algorithm;
   double seconds = 0;

@@ -44,9 +44,10 @@ void DatasetFinder::take(const std::string& role, bool required, Source& source)
   if (!there(role)) {
     if (!required && !given_.count(role)) return;
     std::string text = "no dataset '" + name(role) + "' in group '" + group_ + "'";
-    std::vector<std::string> free;  // a dataset that has a role of its own is not what was meant
+    std::vector<std::string> free;  // a dataset that has a role of its own is not what a missing one should be
     for (const std::string& n : there_)
-      if (std::find(std::begin(all_roles), std::end(all_roles), n) == std::end(all_roles)) free.push_back(n);
+      if (given_.count(role) || std::find(std::begin(all_roles), std::end(all_roles), n) == std::end(all_roles))
+        free.push_back(n);
     const std::string near = nearest(name(role), free);
     if (!near.empty()) text += "; did you mean '" + near + "' (--" + role + " " + near + ")?";
     text += near.empty() ? ". There are:" : " There are:";
