@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -134,8 +135,9 @@ class DeltaRule {
   DeltaRule(const DeltaRule&) = delete;
   DeltaRule& operator=(const DeltaRule&) = delete;
 
-  /// The windows that all tokens are solved in, one after another, each of at most about ranks * `tokens` tokens.
-  std::vector<TokenRange> windows(std::int64_t tokens) const;
+  /// The windows that all tokens are solved in, one after another, each of at most about ranks * `tokens` tokens; those
+  /// from token `from` on, which must be the end of such a window on any number of ranks.
+  std::vector<TokenRange> windows(std::int64_t tokens, std::int64_t from = 0) const;
   /// The tokens of `window` that this rank holds.
   TokenRange part(TokenRange window) const;
   /// The runs in `part(window)`.
@@ -146,6 +148,12 @@ class DeltaRule {
   /// Collective. Solve one window; windows come in order. Throws NonFinite on every rank if a state or output is not
   /// finite. The report's counts are totals over the ranks.
   DeltaReport solve(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out);
+
+  /// What the next window starts from: the state after the last window, on rank 0 (empty elsewhere, and before the
+  /// first window). Neither is collective. A solver that is given it, on rank 0, goes on with that window as this one
+  /// would, on any number of ranks. Throws Error(bad_input) if it is not a state of this problem.
+  std::vector<std::byte> state() const;
+  void set_state(const std::vector<std::byte>& state);
 
   /// Bytes of working memory of this rank for a window of `tokens` tokens a rank.
   std::int64_t workspace_bytes(std::int64_t tokens) const;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -128,8 +129,9 @@ class Newton {
   Newton& operator=(const Newton&) = delete;
 
   const NetworkShape& shape() const;
-  /// Windows of at most about ranks * `tokens` tokens; all tokens where a layer runs backwards.
-  std::vector<TokenRange> windows(std::int64_t tokens) const;
+  /// Windows of at most about ranks * `tokens` tokens, of the tokens from `from` on; all tokens where a layer runs
+  /// backwards.
+  std::vector<TokenRange> windows(std::int64_t tokens, std::int64_t from = 0) const;
   TokenRange part(TokenRange window) const;
   std::vector<Run> runs(TokenRange window) const;
   /// Bytes of working memory for a window of `tokens` tokens a rank.
@@ -137,6 +139,12 @@ class Newton {
 
   /// Collective. Solve one window; windows come in order. An outcome that is not a solution is in the report's status.
   NewtonReport solve(TokenRange window, const NewtonData& data);
+
+  /// What the next window starts from: the states of all layers after the last window, on rank 0 (empty elsewhere, and
+  /// before the first window). Neither is collective. A solver that is given it, on rank 0, goes on with that window as
+  /// this one would, on any number of ranks. Throws Error(bad_input) if it is not a state of this network.
+  std::vector<std::byte> state() const;
+  void set_state(const std::vector<std::byte>& state);
 
   struct Impl;
 

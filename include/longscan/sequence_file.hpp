@@ -52,6 +52,13 @@ using Attribute = std::variant<std::string, std::int64_t, double, std::vector<do
 /// By name; "/cell/type" is the attribute `type` of the group or dataset /cell, a name without a slash one of the root.
 using Attributes = std::map<std::string, Attribute>;
 
+/// When a file was written last, and how long it is.
+struct FileStamp {
+  std::int64_t bytes = 0;
+  std::int64_t nanoseconds = 0;  ///< since 1970
+  bool operator==(const FileStamp&) const = default;
+};
+
 /// An input, open for reading. Move-only. Any chunking, byte order, virtual dataset, and filter that the installed
 /// HDF5 can read.
 class InputFile {
@@ -64,6 +71,8 @@ class InputFile {
   ~InputFile();
 
   const std::string& path() const;
+  /// Size and time of the last change, now.
+  FileStamp stamp() const;
   /// All groups, absolute paths ("/", "/demo_0"), in natural order (demo_2 before demo_10).
   std::vector<std::string> groups() const;
   /// The groups that match a shell pattern ('/demo_*', also without the leading slash); natural order.
@@ -80,7 +89,8 @@ class InputFile {
 
   /// Read a slab of a floating dataset, row-major and dense, as stored but in native byte order (16-bit types stay
   /// 16 bits), into `out` (elements * size_of(type) bytes). Pieces of at most 1 GiB inside. A slab of no elements
-  /// reads nothing.
+  /// reads nothing. Throws file_io if the file is no longer as long as it was when it was opened: HDF5 would
+  /// take zeros for what is gone.
   void read(const DatasetInfo& dataset, const Slab& slab, void* out) const;
   /// A whole floating dataset as doubles.
   std::vector<double> read_doubles(const DatasetInfo& dataset) const;
@@ -108,7 +118,8 @@ struct OutputDataset {
 /// An output under its temporary name (`path` + ".part", in the same directory). Space is allocated first, so that a
 /// full disk shows before anything is computed. Data is written with pwrite into contiguous datasets, every return
 /// code looked at. The final name appears only in `commit`, and then complete and on disk. Move-only. A temporary
-/// file that is not committed is removed by `abandon` or, as far as possible, by the destructor of its creator.
+/// file that is not committed is removed by `abandon` or, as far as possible, by the destructor of its creator, unless
+/// `keep` was called: then `reopen` can continue it.
 class OutputFile {
  public:
   /// Create the temporary file with `datasets` (contiguous, allocated, not filled; bfloat16 as an HDF5 float of 16 bits
@@ -117,6 +128,11 @@ class OutputFile {
   static OutputFile create(const std::string& path, std::vector<OutputDataset> datasets, const Attributes& attributes);
   /// Join a file that another rank created; `datasets` as its `datasets()` says.
   static OutputFile join(const std::string& path, std::vector<OutputDataset> datasets);
+  /// Continue a temporary file that was kept: the same datasets and attributes as it was created with, and its `mark`.
+  /// On one rank, which is then the creating one. file_io if it is not there or another process is writing it,
+  /// bad_input if it is another file than that with the mark, or cut short.
+  static OutputFile reopen(const std::string& path, std::vector<OutputDataset> datasets, const Attributes& attributes,
+                           const std::string& mark);
   OutputFile(OutputFile&&) noexcept;
   OutputFile& operator=(OutputFile&&) noexcept;
   ~OutputFile();
@@ -134,6 +150,10 @@ class OutputFile {
   void commit(const Attributes& attributes = {});
   /// On the creating rank: remove the temporary file.
   void abandon() noexcept;
+  /// On the creating rank: the temporary file stays if it is not committed.
+  void keep() noexcept;
+  /// 16 characters that this temporary file has at its end and no other has; gone from the committed file.
+  const std::string& mark() const;
 
  private:
   struct Impl;

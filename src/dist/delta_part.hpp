@@ -94,6 +94,7 @@ class DeltaPart {
 
   const std::vector<Run>& runs() const { return runs_; }
   int heads() const { return shape_.heads; }
+  std::int64_t state_bytes() const { return state_size_ * static_cast<std::int64_t>(sizeof(T)); }
 
   /// States at the part's two ends, one a head: before its first token, after its last.
   Array<T> incoming, outgoing;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "dist/delta_part.hpp"
@@ -42,6 +44,8 @@ struct DeltaRule::Impl {
   virtual ~Impl() = default;
   virtual DeltaReport solve(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out) = 0;
   virtual std::int64_t workspace_bytes(std::int64_t tokens) const = 0;
+  virtual std::vector<std::byte> state() const = 0;
+  virtual void set_state(const std::vector<std::byte>& state) = 0;
 
   /// Where a part or window may end: anywhere, or with `reproducible` where a segment of a sequence ends.
   std::int64_t cut_before(std::int64_t token) const {
@@ -116,6 +120,21 @@ class Solver final : public DeltaRule::Impl {
 
   std::int64_t workspace_bytes(std::int64_t tokens) const override {
     return part_.workspace_bytes(options.reproducible ? tokens : 0);
+  }
+
+  std::vector<std::byte> state() const override {
+    if (ranks.rank() != 0) return {};
+    const auto bytes = std::as_bytes(std::span(carry_));
+    return {bytes.begin(), bytes.end()};
+  }
+
+  void set_state(const std::vector<std::byte>& state) override {
+    const std::size_t expected = state.empty() ? 0 : static_cast<std::size_t>(shape.heads * part_.state_bytes());
+    if (state.size() != expected)
+      throw Error(ExitCode::bad_input, "a state of " + std::to_string(state.size()) + " bytes was given, one of " +
+                                           std::to_string(expected) + " is needed");
+    carry_.resize(state.size() / sizeof(T));
+    std::memcpy(carry_.data(), state.data(), state.size());
   }
 
  private:
@@ -343,13 +362,18 @@ DeltaRule::DeltaRule(Transport& ranks, const DeltaShape& shape, const DeltaOptio
 
 DeltaRule::~DeltaRule() = default;
 
-std::vector<TokenRange> DeltaRule::windows(std::int64_t tokens) const {
-  return impl_->cuts.windows(std::max<std::int64_t>(1, tokens) * impl_->ranks.size());
+std::vector<TokenRange> DeltaRule::windows(std::int64_t tokens, std::int64_t from) const {
+  if (from != impl_->sequences.tokens() && impl_->cut_before(from) != from)
+    throw Error(ExitCode::bad_input, "a window cannot start at token " + std::to_string(from));
+  return impl_->cuts.windows(std::max<std::int64_t>(1, tokens) * impl_->ranks.size(), from);
 }
 TokenRange DeltaRule::part(TokenRange window) const { return impl_->cuts.part(window); }
 std::vector<Run> DeltaRule::runs(TokenRange window) const { return impl_->cuts.runs(window); }
 std::int64_t DeltaRule::workspace_bytes(std::int64_t tokens) const { return impl_->workspace_bytes(tokens); }
 std::int64_t DeltaRule::states_before(std::int64_t token) const { return impl_->states_before(token); }
+
+std::vector<std::byte> DeltaRule::state() const { return impl_->state(); }
+void DeltaRule::set_state(const std::vector<std::byte>& state) { impl_->set_state(state); }
 
 DeltaReport DeltaRule::solve(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out) {
   return impl_->solve(window, in, out);

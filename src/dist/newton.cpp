@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <span>
 
 #include "core/cells.hpp"
 #include "core/device_memory.hpp"
@@ -28,6 +29,8 @@ struct Newton::Impl {
   virtual ~Impl() = default;
   virtual NewtonReport solve(TokenRange window, const NewtonData& data) = 0;
   virtual std::int64_t bytes_per_token() const = 0;
+  virtual std::vector<std::byte> state() const = 0;
+  virtual void set_state(const std::vector<std::byte>& state) = 0;
 
   Transport& ranks;
   NetworkShape shape;
@@ -146,6 +149,28 @@ class Solver final : public Newton::Impl {
     const std::int64_t inputs = directions_.front().kernel->inputs();
     return static_cast<std::int64_t>(sizeof(T)) * (shape.inputs + dirs * D * (shape.layers > 1 ? 2 : 1) + inputs * D +
                                                    shape.state * D + (shape.state > 1 ? dirs * D : 0));
+  }
+
+  std::vector<std::byte> state() const override {
+    std::vector<std::byte> all;
+    if (ranks.rank() != 0) return all;
+    for (const std::vector<T>& carry : carry_) {
+      const auto bytes = std::as_bytes(std::span(carry));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  }
+
+  void set_state(const std::vector<std::byte>& state) override {
+    const std::size_t each = static_cast<std::size_t>(shape.state) * shape.channels;
+    const std::size_t expected = state.empty() ? 0 : carry_.size() * each * sizeof(T);
+    if (state.size() != expected)
+      throw Error(ExitCode::bad_input, "states of " + std::to_string(state.size()) + " bytes were given, " +
+                                           std::to_string(expected) + " are needed");
+    for (std::size_t i = 0; i < carry_.size(); ++i) {
+      carry_[i].resize(state.empty() ? 0 : each);
+      std::memcpy(carry_[i].data(), state.data() + i * each * sizeof(T), carry_[i].size() * sizeof(T));
+    }
   }
 
   NewtonReport solve(TokenRange window, const NewtonData& data) override {
@@ -304,9 +329,11 @@ Newton::Newton(Transport& ranks, const CellWeights& weights, int inputs, const N
 Newton::~Newton() = default;
 
 const NetworkShape& Newton::shape() const { return impl_->shape; }
-std::vector<TokenRange> Newton::windows(std::int64_t tokens) const {
+std::vector<std::byte> Newton::state() const { return impl_->state(); }
+void Newton::set_state(const std::vector<std::byte>& state) { impl_->set_state(state); }
+std::vector<TokenRange> Newton::windows(std::int64_t tokens, std::int64_t from) const {
   if (impl_->shape.directions > 1) return {{0, impl_->cuts.tokens()}};
-  return impl_->cuts.windows(std::max<std::int64_t>(1, tokens) * impl_->ranks.size());
+  return impl_->cuts.windows(std::max<std::int64_t>(1, tokens) * impl_->ranks.size(), from);
 }
 TokenRange Newton::part(TokenRange window) const { return impl_->cuts.part(window); }
 std::vector<Run> Newton::runs(TokenRange window) const { return impl_->cuts.runs(window); }

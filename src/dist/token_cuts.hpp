@@ -18,12 +18,11 @@ class TokenCuts {
   const Sequences& sequences() const { return sequences_; }
   std::int64_t tokens() const { return sequences_.tokens(); }
 
-  /// Windows of at most about `each` tokens, in order.
-  std::vector<TokenRange> windows(std::int64_t each) const {
+  /// Windows of at most about `each` tokens, in order, of the tokens from `begin` on.
+  std::vector<TokenRange> windows(std::int64_t each, std::int64_t begin = 0) const {
     const std::int64_t total = tokens();
     each = std::max<std::int64_t>(1, each);
     std::vector<TokenRange> windows;
-    std::int64_t begin = 0;
     do {
       std::int64_t end = each >= total - begin ? total : cut_before_(begin + each);
       for (std::int64_t more = each; end <= begin && end < total; more *= 2)  // at least to the first place to cut

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "io/hash.hpp"
 #include "io/slab.hpp"
 #include "longscan/error.hpp"
 #include "longscan/sequence_file.hpp"
@@ -12,23 +13,6 @@ namespace {
 constexpr std::int64_t kWholeBytes = 1 << 20;    // up to this size every value counts
 constexpr std::int64_t kSampleBytes = 16 << 10;  // of one sample of a larger dataset
 constexpr std::int64_t kSamples = 64;
-
-/// FNV-1a, with a last stir so that all bits depend on all input.
-class Hash {
- public:
-  void add(const void* data, std::size_t bytes) {
-    const auto* next = static_cast<const unsigned char*>(data);
-    for (std::size_t i = 0; i < bytes; ++i) state_ = (state_ ^ next[i]) * 0x100000001b3u;
-  }
-  void add(std::int64_t value) { add(&value, sizeof value); }
-  std::uint64_t result() const {
-    const std::uint64_t x = (state_ ^ state_ >> 32) * 0x9e3779b97f4a7c15u;
-    return x ^ x >> 29;
-  }
-
- private:
-  std::uint64_t state_ = 0xcbf29ce484222325u;
-};
 
 Slab whole(const std::vector<std::int64_t>& shape) { return {std::vector<std::int64_t>(shape.size(), 0), shape}; }
 
@@ -66,7 +50,7 @@ std::vector<Slab> choose_samples(const std::vector<std::int64_t>& shape, std::in
 }  // namespace
 
 std::uint64_t InputFile::fingerprint(const std::vector<DatasetInfo>& datasets) const {
-  Hash hash;
+  io::Hash hash;
   std::vector<std::byte> values;
   for (const DatasetInfo& dataset : datasets) {
     hash.add(static_cast<std::int64_t>(dataset.shape.size()));

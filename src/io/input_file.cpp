@@ -76,16 +76,16 @@ ObjectIdentity identify(hid_t file, const std::string& path) {
 }
 
 /// Throws unless the file is there, readable, and starts like an HDF5 file.
-void check_signature(const std::string& path) {
+io::FileDescriptor open_signed(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     throw Error(ExitCode::file_io, "cannot open '" + path + "': it is not a regular file");
-  const io::FileDescriptor file = io::open_file(path, O_RDONLY, "open");
+  io::FileDescriptor file = io::open_file(path, O_RDONLY, "open");
   constexpr std::array<char, 8> signature{'\x89', 'H', 'D', 'F', '\r', '\n', '\x1a', '\n'};
   const std::int64_t size = io::file_size(file, path);
   for (std::int64_t at = 0; at < size; at = at == 0 ? 512 : 2 * at) {  // a user block may come first
     std::array<char, 8> found{};
-    if (pread(file.get(), found.data(), found.size(), at) == 8 && found == signature) return;
+    if (pread(file.get(), found.data(), found.size(), at) == 8 && found == signature) return file;
   }
   throw Error(ExitCode::bad_input, "'" + path + "' is not an HDF5 file" + (size == 0 ? ": it is empty" : ""));
 }
@@ -118,6 +118,8 @@ struct OpenDataset {
 
 struct InputFile::Impl {
   std::string path;
+  io::FileDescriptor bytes;  // the same file, to see whether it is still as long as it was
+  std::int64_t size = 0;
   Hid file;
   std::map<std::string, OpenDataset> open;  // recently read datasets keep their chunks
 
@@ -129,6 +131,13 @@ struct InputFile::Impl {
 
   std::string name_of_dataset(const std::string& dataset) const {
     return "the dataset '" + dataset + "' of '" + path + "'";
+  }
+
+  void check_length() const {
+    const std::int64_t now = io::file_size(bytes, path);
+    if (now < size)
+      throw Error(ExitCode::file_io, "'" + path + "' was cut short while it was read: it has " + std::to_string(now) +
+                                         " bytes and had " + std::to_string(size));
   }
 
   const OpenDataset& open_dataset(const std::string& name);
@@ -201,9 +210,10 @@ void InputFile::Impl::list_groups(const std::string& group, std::vector<std::str
 
 InputFile::InputFile(const std::string& path) {
   const Hdf5Session session;
-  check_signature(path);
   impl_ = std::make_unique<Impl>();
+  impl_->bytes = open_signed(path);
   impl_->path = path;
+  impl_->size = io::file_size(impl_->bytes, path);
   impl_->file = Hid(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
   if (!impl_->file)
     throw Error(ExitCode::bad_input, "'" + path +
@@ -217,6 +227,13 @@ InputFile& InputFile::operator=(InputFile&&) noexcept = default;
 InputFile::~InputFile() = default;
 
 const std::string& InputFile::path() const { return impl_->path; }
+
+FileStamp InputFile::stamp() const {
+  struct stat status {};
+  if (fstat(impl_->bytes.get(), &status) != 0)
+    throw Error(ExitCode::file_io, "cannot look at '" + impl_->path + "': " + std::strerror(errno));
+  return {status.st_size, status.st_mtim.tv_sec * std::int64_t{1000000000} + status.st_mtim.tv_nsec};
+}
 
 std::vector<std::string> InputFile::groups() const {
   const Hdf5Session session;
@@ -293,7 +310,13 @@ void InputFile::read(const DatasetInfo& dataset, const Slab& slab, void* out) co
                                         std::to_string(open.element_bytes) + " bytes, " +
                                         std::to_string(size_of(dataset.type)) + " are expected");
   // The memory type is the file's own, so that HDF5 converts nothing.
-  impl_->read_raw(open, dataset, slab, open.type, open.element_bytes, out);
+  try {
+    impl_->read_raw(open, dataset, slab, open.type, open.element_bytes, out);
+  } catch (const Error&) {
+    impl_->check_length();
+    throw;
+  }
+  impl_->check_length();
   if (dataset.foreign_byte_order) io::swap_bytes(out, io::count_elements(slab.count), open.element_bytes);
 }
 

@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "io/hdf5_types.hpp"
 #include "io/posix_file.hpp"
@@ -22,6 +24,7 @@ using io::Hid;
 namespace {
 
 constexpr std::int64_t kSlackBytes = 64 << 10;  // room for the attributes that `commit` adds
+constexpr std::size_t kMarkBytes = 16;          // at the end of a temporary file
 constexpr hsize_t kAlignedFrom = 64 << 10;      // data of this size starts
 constexpr hsize_t kAlignment = 4096;            // at a page
 
@@ -109,6 +112,14 @@ io::FileDescriptor make_structure(const std::string& output, std::vector<OutputD
   return memory;
 }
 
+/// Not from the clock or the process number: nodes that share a file system may agree in both.
+std::string new_mark() {
+  std::random_device device;
+  std::array<char, kMarkBytes + 1> text{};
+  std::snprintf(text.data(), text.size(), "%08x%08x", static_cast<unsigned>(device()), static_cast<unsigned>(device()));
+  return text.data();
+}
+
 /// Copies what lies between the datasets.
 void copy_structure(const io::FileDescriptor& memory, const io::FileDescriptor& file, const std::string& name,
                     const std::vector<OutputDataset>& datasets) {
@@ -133,15 +144,17 @@ std::int64_t OutputDataset::elements() const { return io::count_elements(shape);
 struct OutputFile::Impl {
   std::string path;
   std::string part;
+  std::string mark;
   std::vector<OutputDataset> datasets;
   io::FileDescriptor file;       // in the creator it also holds the lock
   io::FileDescriptor structure;  // in the creator: all but the data
   bool owner = false;            // of a temporary file that is neither committed nor abandoned
+  bool kept = false;             // not to be removed
 
   ~Impl() { remove(); }
 
   void remove() noexcept {
-    if (owner && io::is_same_file(file, part)) unlink(part.c_str());
+    if (owner && !kept && io::is_same_file(file, part)) unlink(part.c_str());
     owner = false;
   }
 
@@ -175,9 +188,33 @@ OutputFile OutputFile::create(const std::string& path, std::vector<OutputDataset
   impl->owner = true;
 
   impl->structure = make_structure(path, impl->datasets, attributes);
-  io::reserve(impl->file, impl->part, io::file_size(impl->structure, path), kSlackBytes);
+  const std::int64_t size = io::file_size(impl->structure, path);
+  io::reserve(impl->file, impl->part, size, kSlackBytes);
   copy_structure(impl->structure, impl->file, impl->part, impl->datasets);
+  impl->mark = new_mark();
+  io::write_all(impl->file, impl->mark.data(), kMarkBytes, size, "'" + impl->part + "'");
   io::sync_file(impl->file, impl->part);
+  return OutputFile(std::move(impl));
+}
+
+OutputFile OutputFile::reopen(const std::string& path, std::vector<OutputDataset> datasets,
+                              const Attributes& attributes, const std::string& mark) {
+  check_shapes(path, datasets);
+  auto impl = std::make_unique<Impl>();
+  impl->path = path;
+  impl->part = temporary_name(path);
+  impl->datasets = std::move(datasets);
+  impl->mark = mark;
+  impl->file = io::open_locked(impl->part, path);
+  impl->structure = make_structure(path, impl->datasets, attributes);
+  const std::int64_t size = io::file_size(impl->structure, path);
+  std::string found(kMarkBytes, '\0');
+  const bool whole = io::file_size(impl->file, impl->part) == size + static_cast<std::int64_t>(kMarkBytes) &&
+                     io::read_all(impl->file, found.data(), kMarkBytes, size, "'" + impl->part + "'");
+  if (!whole || found != mark)
+    throw Error(ExitCode::bad_input, "'" + impl->part + "' is not the partial output that was left");
+  copy_structure(impl->structure, impl->file, impl->part, impl->datasets);
+  impl->owner = impl->kept = true;
   return OutputFile(std::move(impl));
 }
 
@@ -230,6 +267,7 @@ void OutputFile::commit(const Attributes& attributes) {
     if (!file.close()) throw Error(ExitCode::file_io, what + ": " + io::hdf5_reason());
     copy_structure(impl_->structure, impl_->file, impl_->part, impl_->datasets);
   }
+  io::cut(impl_->file, impl_->part, io::file_size(impl_->structure, impl_->path));  // the mark goes
   sync();
   if (std::rename(impl_->part.c_str(), impl_->path.c_str()) != 0)
     throw Error(ExitCode::file_io,
@@ -240,7 +278,15 @@ void OutputFile::commit(const Attributes& attributes) {
 }
 
 void OutputFile::abandon() noexcept {
-  if (impl_) impl_->remove();
+  if (!impl_) return;
+  impl_->kept = false;
+  impl_->remove();
 }
+
+void OutputFile::keep() noexcept {
+  if (impl_) impl_->kept = true;
+}
+
+const std::string& OutputFile::mark() const { return impl_->mark; }
 
 }  // namespace longscan

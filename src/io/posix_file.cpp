@@ -58,6 +58,11 @@ Lock lock(const FileDescriptor& file) {
   fail(what, code);
 }
 
+Error busy_error(const std::string& path, const std::string& output) {
+  return {ExitCode::file_io,
+          "another process is writing '" + output + "' (it holds '" + path + "'); wait for it, or give another name"};
+}
+
 /// fallocate(2); false where the file system has no such thing.
 bool allocate(const FileDescriptor& file, const std::string& path, int mode, std::int64_t bytes) {
   if (uninterrupted([&] { return fallocate(file.get(), mode, 0, bytes); }) == 0) return true;
@@ -83,8 +88,7 @@ FileDescriptor open_file(const std::string& path, int flags, const std::string& 
 }
 
 FileDescriptor create_locked(const std::string& path, const std::string& output) {
-  const Error busy(ExitCode::file_io, "another process is writing '" + output + "' (it holds '" + path +
-                                          "'); wait for it, or give another name");
+  const Error busy = busy_error(path, output);
   for (int attempt = 0; attempt < kCreateAttempts; ++attempt) {
     // A file left by a dead process is not used again: others of its job may still write into it.
     FileDescriptor left(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC); }));
@@ -100,6 +104,12 @@ FileDescriptor create_locked(const std::string& path, const std::string& output)
     if (is_same_file(file, path)) return file;
   }
   throw busy;
+}
+
+FileDescriptor open_locked(const std::string& path, const std::string& output) {
+  FileDescriptor file = open_file(path, O_RDWR, "continue");
+  if (lock(file) == Lock::taken_by_other) throw busy_error(path, output);
+  return file;
 }
 
 FileDescriptor open_memory(const std::string& purpose) {
@@ -147,6 +157,25 @@ void write_all(const FileDescriptor& file, const void* data, std::int64_t bytes,
     offset += written;
     bytes -= written;
   }
+}
+
+bool read_all(const FileDescriptor& file, void* data, std::int64_t bytes, std::int64_t offset,
+              const std::string& what) {
+  auto* next = static_cast<char*>(data);
+  while (bytes > 0) {
+    const auto piece = static_cast<std::size_t>(std::min(bytes, kPieceBytes));
+    const ssize_t got = uninterrupted([&] { return pread(file.get(), next, piece, offset); });
+    if (got < 0) fail("cannot read " + what, errno);
+    if (got == 0) return false;
+    next += got;
+    offset += got;
+    bytes -= got;
+  }
+  return true;
+}
+
+void cut(const FileDescriptor& file, const std::string& path, std::int64_t bytes) {
+  if (uninterrupted([&] { return ftruncate(file.get(), bytes); }) != 0) fail("cannot cut '" + path + "'", errno);
 }
 
 void copy_bytes(const FileDescriptor& from, const FileDescriptor& to, std::int64_t offset, std::int64_t bytes,

@@ -37,6 +37,9 @@ FileDescriptor open_file(const std::string& path, int flags, const std::string& 
 /// writing. Where the file system knows no locks, none is held.
 FileDescriptor create_locked(const std::string& path, const std::string& output);
 
+/// Opens `path`, which is there, for reading and writing and locks it likewise.
+FileDescriptor open_locked(const std::string& path, const std::string& output);
+
 /// A file in memory, without a name. `purpose` is for the message.
 FileDescriptor open_memory(const std::string& purpose);
 
@@ -52,6 +55,12 @@ void reserve(const FileDescriptor& file, const std::string& path, std::int64_t b
 /// pwrite(2) until all is written; pieces of at most 1 GiB. `what` is for the message: "dataset '/o' of 'OUT.h5'".
 void write_all(const FileDescriptor& file, const void* data, std::int64_t bytes, std::int64_t offset,
                const std::string& what);
+
+/// pread(2) until all is read; false if the file ends before that.
+bool read_all(const FileDescriptor& file, void* data, std::int64_t bytes, std::int64_t offset, const std::string& what);
+
+/// ftruncate(2).
+void cut(const FileDescriptor& file, const std::string& path, std::int64_t bytes);
 
 /// Copies bytes from one file to the same place in another.
 void copy_bytes(const FileDescriptor& from, const FileDescriptor& to, std::int64_t offset, std::int64_t bytes,
