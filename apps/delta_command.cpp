@@ -4,9 +4,10 @@
 #include <cmath>
 #include <cstdio>
 
+#include "apps/batch_run.hpp"
 #include "apps/carrier.hpp"
 #include "apps/delta_file.hpp"
-#include "apps/progress.hpp"
+#include "apps/pipeline.hpp"
 #include "apps/report.hpp"
 #include "apps/stopwatch.hpp"
 #include "apps/window.hpp"
@@ -31,11 +32,12 @@ DeltaOptions options_of(const DeltaCommand& command, const DeltaProblem& problem
   return o;
 }
 
-/// Tokens a rank at a time, by what the problem needs.
-std::int64_t delta_window(Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem,
-                          const DeltaRule& rule) {
-  const std::int64_t all = (problem.tokens() + ranks.size() - 1) / ranks.size();
-  const std::int64_t token = DeltaPartBuffers::bytes_per_token(problem, command, delta_output_type(problem, command));
+/// What a window takes of memory.
+WindowNeeds needs_of(const Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem,
+                     const DeltaRule& rule) {
+  WindowNeeds needs;
+  needs.all = (problem.tokens() + ranks.size() - 1) / ranks.size();
+  needs.in_and_out = DeltaPartBuffers::bytes_per_token(problem, command, delta_output_type(problem, command));
   const std::int64_t state =
       static_cast<std::int64_t>(problem.shape.heads) * problem.shape.d_key * problem.shape.d_value *
       static_cast<std::int64_t>(size_of(state_type_of(arithmetic_of(command.solve.precision, problem.widest()))));
@@ -44,18 +46,35 @@ std::int64_t delta_window(Transport& ranks, const DeltaCommand& command, const D
   const double states_a_token =
       2.0 * static_cast<double>(sequences) / static_cast<double>(std::max<std::int64_t>(1, problem.tokens())) +
       (command.state_every > 0 ? 1.0 / static_cast<double>(command.state_every) : 0.0);
-  const auto needed = [&](std::int64_t tokens) {
-    return tokens * token + static_cast<std::int64_t>(states_a_token * static_cast<double>(tokens)) * state +
-           2 * state + rule.workspace_bytes(tokens);
+  needs.work = [states_a_token, state, all = needs.all, &rule](std::int64_t tokens) {
+    const int slots = tokens < all ? 2 : 1;
+    return slots * static_cast<std::int64_t>(states_a_token * static_cast<double>(tokens)) * state + 2 * state +
+           rule.workspace_bytes(tokens);
   };
-  return choose_window(ranks, command.solve.window, all, 1024, needed);
+  return needs;
+}
+
+/// For checkpoints.
+nlohmann::json to_json(const DeltaReport& r) {
+  return {r.stability_breaches,   r.inverse_fallbacks,    r.inverse_terms_max, r.horizon_max,     r.boundaries,
+          r.boundaries_forgotten, r.boundaries_corrected, r.map_tokens,        r.bytes_exchanged, r.segments,
+          r.tensor_tasks,         r.general_tasks};
+}
+DeltaReport report_from(const nlohmann::json& j) {
+  DeltaReport r;
+  std::size_t i = 0;
+  for (std::int64_t* count : {&r.stability_breaches, &r.inverse_fallbacks, &r.inverse_terms_max, &r.horizon_max,
+                              &r.boundaries, &r.boundaries_forgotten, &r.boundaries_corrected, &r.map_tokens,
+                              &r.bytes_exchanged, &r.segments, &r.tensor_tasks, &r.general_tasks})
+    *count = j.at(i++);
+  return r;
 }
 
 /// One problem, window by window.
 class DeltaSolve {
  public:
   DeltaSolve(Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem, const InputFile& file,
-             SharedOutput& out, Progress& progress, Seconds& seconds)
+             SharedOutput& out, Progress& progress, Seconds& seconds, DeltaReport& total)
       : ranks_(ranks),
         command_(command),
         problem_(problem),
@@ -63,42 +82,48 @@ class DeltaSolve {
         out_(out),
         progress_(progress),
         seconds_(seconds),
+        total_(total),
         options_(options_of(command, problem)),
         rule_(ranks, problem.shape, options_, problem.sequences(), problem.counting()),
         buffers_(problem, command, options_.precision, delta_output_type(problem, command)) {}
 
-  void run(std::int64_t done_before) {
-    const std::int64_t tokens = delta_window(ranks_, command_, problem_, rule_);
-    for (const TokenRange& window : rule_.windows(tokens)) {
+  /// The tokens from `from` on, in windows of about `wanted` tokens a rank (0: as it seems best).
+  void run(BatchRun& batch, std::int64_t index, std::int64_t from, std::int64_t wanted, std::int64_t done_before) {
+    const WindowNeeds needs = needs_of(ranks_, command_, problem_, rule_);
+    const std::int64_t tokens = choose_window(ranks_, wanted, needs);
+    planned_bytes_ = needs.host(tokens), window_ = tokens;
+    if (from > 0) rule_.set_state(batch.solver_state());
+    WindowStages stages;
+    stages.prepare = [&](TokenRange window, int slot) {
       const TokenRange part = rule_.part(window);
-      const std::vector<Run> runs = rule_.runs(window);
-      const std::int64_t states_before = rule_.states_before(part.begin);
-      progress_.at(done_before + window.begin, "reading");
-      agree(ranks_, [&] {
-        const Stopwatch watch(seconds_.read);
-        buffers_.read(file_, part, runs, rule_.states_before(part.end) - states_before);
-        buffers_.check(command_.solve.input, part);
-      });
+      buffers_.prepare(slot, part, rule_.runs(window), rule_.states_before(part.begin), rule_.states_before(part.end));
+    };
+    stages.read = [&](int slot) { buffers_.read(slot, file_); };
+    stages.check = [&](int slot) { buffers_.check(slot); };
+    stages.solve = [&](TokenRange window, int slot) {
       progress_.at(done_before + window.begin, "solving");
       solve(window);
-      progress_.at(done_before + window.begin + window.size() / 2, "writing");
-      agree(ranks_, [&] {
-        const Stopwatch watch(seconds_.write);
-        buffers_.write(out_, part, runs, states_before);
-      });
-    }
+      buffers_.fetch(slot);
+      progress_.at(done_before + window.end, "reading and writing");
+    };
+    stages.write = [&](int slot) { buffers_.write(slot, out_); };
+    stages.between = [&](TokenRange solved, const std::function<void()>& written) {
+      batch.between({index, solved.end, tokens, [&] { return rule_.state(); }, [&] { return to_json(total_); }},
+                    written);
+    };
+    run_windows(ranks_, rule_.windows(tokens, from), stages, seconds_);
   }
 
-  const DeltaReport& report() const { return report_; }
   const DeltaOptions& options() const { return options_; }
   std::int64_t bytes_read() const { return buffers_.bytes_read(); }
+  std::int64_t window() const { return window_; }
+  std::int64_t planned_bytes() const { return planned_bytes_; }
 
  private:
   void solve(TokenRange window) {
-    const Stopwatch watch(seconds_.solve);
     try {
       const DeltaReport r = rule_.solve(window, buffers_.inputs(), buffers_.outputs());
-      report_ += r;
+      total_ += r;
       seconds_.scan += r.seconds_scan;
     } catch (const NonFinite& e) {
       throw Error(ExitCode::numerical, "the recurrence overflows " + e.arithmetic + " in " +
@@ -116,10 +141,11 @@ class DeltaSolve {
   SharedOutput& out_;
   Progress& progress_;
   Seconds& seconds_;
+  DeltaReport& total_;
   DeltaOptions options_;
   DeltaRule rule_;
   DeltaPartBuffers buffers_;
-  DeltaReport report_;
+  std::int64_t window_ = 0, planned_bytes_ = 0;
 };
 
 std::vector<const Source*> sources_of(const std::vector<DeltaProblem>& problems) {
@@ -167,7 +193,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   std::string found, fingerprint;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
-    check_output_path(command.solve.output, command.solve.input, command.solve.force);
+    if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
     file.emplace(command.solve.input);
     const auto problems = find_problems(*file, command);
     fingerprint = fingerprint_text(*file, sources_of(problems));
@@ -185,29 +211,43 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   Carrier carrier(ranks, command.solve.transport);
   if (!carrier.note().empty()) progress.say("note: " + carrier.note());
 
-  Attributes attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
-                           {"command", std::string("delta")},
-                           {"input", command.solve.input},
-                           {"input_fingerprint", fingerprint}};
-  for (const auto& [name, value] : describe(command)) attributes["option_" + name] = value;
-  SharedOutput out(ranks, command.solve.output, command.solve.input, command.solve.force,
-                   delta_outputs(problems, command), attributes);
+  Checkpoint identity;
+  identity.command = "delta", identity.fingerprint = fingerprint, identity.options = describe(command);
+  identity.attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
+                         {"command", std::string("delta")},
+                         {"input", command.solve.input},
+                         {"input_fingerprint", fingerprint}};
+  for (const auto& [name, value] : identity.options) identity.attributes["option_" + name] = value;
+  identity.options.erase("window");  // any windows will do
+  identity.stamps = {file->stamp()};
+  BatchRun batch(ranks, command.solve, std::move(identity), progress);
+  if (batch.complete()) return progress.say(command.solve.output + " is complete already");
+  SharedOutput& out = batch.open_output(delta_outputs(problems, command));
 
   Seconds seconds;
   DeltaReport total;
-  std::int64_t done = 0, bytes_read = 0;
+  if (batch.resumed()) total = report_from(batch.report());
+  std::int64_t done = 0, bytes_read = 0, solved = 0, window = 0, planned_bytes = 0;
   std::string precision;
-  for (const DeltaProblem& problem : problems) {
-    DeltaSolve solve(carrier.transport(), command, problem, *file, out, progress, seconds);
-    solve.run(done);
-    done += problem.tokens(), bytes_read += solve.bytes_read();
-    total += solve.report();
-    const std::string name(name_of(solve.options().precision));
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    const DeltaProblem& problem = problems[i];
+    const auto index = static_cast<std::int64_t>(i);
+    const std::string name(name_of(options_of(command, problem).precision));
     if (precision.find(name) == std::string::npos) precision += (precision.empty() ? "" : ",") + name;
+    if (index >= batch.problem()) {
+      DeltaSolve solve(carrier.transport(), command, problem, *file, out, progress, seconds, total);
+      const std::int64_t from = index == batch.problem() ? batch.token() : 0;
+      solve.run(batch, index, from, from > 0 ? batch.window() : command.solve.window, done);
+      if (i + 1 < problems.size()) batch.between({index + 1, 0, 0, nullptr, [&] { return to_json(total); }}, [] {});
+      solved += problem.tokens() - from, bytes_read += solve.bytes_read();
+      window = std::max(window, solve.window()), planned_bytes = std::max(planned_bytes, solve.planned_bytes());
+    }
+    done += problem.tokens();
   }
   {
     const Stopwatch watch(seconds.write);
     out.commit();
+    batch.finish();
   }
   seconds.total = std::chrono::duration<double>(Clock::now() - start).count();
   if (total.stability_breaches > 0)
@@ -229,7 +269,9 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   std::int64_t sequences = 0;
   for (const DeltaProblem& p : problems) sequences += p.sequences().count();
   report["sequences"] = sequences;
-  report["tokens_per_second"] = static_cast<double>(tokens) / std::max(1e-9, report["seconds"]["total"].get<double>());
+  report["tokens_per_second"] = static_cast<double>(solved) / std::max(1e-9, report["seconds"]["total"].get<double>());
+  report["window_tokens"] = window, report["planned_memory_bytes"] = planned_bytes;
+  if (batch.resumed()) report["resumed_at_token"] = tokens - solved;
   report["bytes"]["exchanged"] = total.bytes_exchanged;
   report["checks"] = {{"stability_breaches", total.stability_breaches},
                       {"inverse_terms_max", total.inverse_terms_max},

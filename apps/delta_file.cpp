@@ -60,14 +60,14 @@ std::vector<OutputDataset> delta_outputs(const std::vector<DeltaProblem>& proble
 DeltaPartBuffers::DeltaPartBuffers(const DeltaProblem& problem, const DeltaCommand& command, Precision arithmetic,
                                    DType output_type)
     : problem_(problem), command_(command), state_type_(state_type_of(arithmetic)) {
-  for (const std::string& role : token_roles) {
-    if (!problem.has(role) || (role == "q" && command.state_only)) continue;
-    Array& array = arrays_[role];
-    array.type = problem.type(role);
-    array.heads = problem.heads.count(role) ? problem.heads.at(role) : problem.shape.heads;
-    const bool wide = role == "q" || role == "k" || role == "a" || role == "b" ||
-                      (role == "log_decay" && problem.shape.channel_decay);
-    array.width = role == "v" ? problem.shape.d_value : wide ? problem.shape.d_key : 1;
+  for (const std::string& name : token_roles) {
+    if (!problem.has(name) || (name == "q" && command.state_only)) continue;
+    Role& role = roles_[name];
+    role.type = problem.type(name);
+    role.heads = problem.heads.count(name) ? problem.heads.at(name) : problem.shape.heads;
+    const bool wide = name == "q" || name == "k" || name == "a" || name == "b" ||
+                      (name == "log_decay" && problem.shape.channel_decay);
+    role.width = name == "v" ? problem.shape.d_value : wide ? problem.shape.d_key : 1;
   }
   o_.type = output_type, o_.heads = problem.shape.heads, o_.width = problem.shape.d_value;
 }
@@ -75,136 +75,135 @@ DeltaPartBuffers::DeltaPartBuffers(const DeltaProblem& problem, const DeltaComma
 std::int64_t DeltaPartBuffers::bytes_per_token(const DeltaProblem& problem, const DeltaCommand& command,
                                                DType output_type) {
   const DeltaPartBuffers probe(problem, command, Precision::f32, output_type);
-  std::int64_t bytes = 0;
-  for (const auto& [role, array] : probe.arrays_)
-    bytes += array.heads * array.width * static_cast<std::int64_t>(size_of(array.type));
-  if (!command.state_only) bytes += probe.o_.heads * probe.o_.width * static_cast<std::int64_t>(size_of(output_type));
+  std::int64_t bytes = command.state_only ? 0 : probe.o_.token_bytes();
+  for (const auto& [name, role] : probe.roles_) bytes += role.token_bytes();
   return bytes;
 }
 
-void DeltaPartBuffers::reserve(Array& array, std::int64_t bytes) {
-  if (static_cast<std::int64_t>(array.device.extent(0)) >= bytes) return;
-  array.device = Bytes(), array.host = {};
-  array.device = Bytes(Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::part"), bytes);
-  array.host = Kokkos::create_mirror_view(array.device);
+std::int64_t DeltaPartBuffers::state_bytes() const {
+  return static_cast<std::int64_t>(problem_.shape.heads) * problem_.shape.d_value * problem_.shape.d_key *
+         static_cast<std::int64_t>(size_of(state_type_));
 }
 
-void DeltaPartBuffers::read_array(const InputFile& file, const std::string& role, TokenRange part) {
-  Array& array = arrays_.at(role);
-  const std::int64_t element = static_cast<std::int64_t>(size_of(array.type)), row = array.heads * array.width;
-  reserve(array, std::max<std::int64_t>(1, part.size() * row * element));
-  for_pieces(problem_.sources, part,
+void DeltaPartBuffers::prepare(int slot, TokenRange part, std::vector<Run> runs, std::int64_t states_before,
+                               std::int64_t states_after) {
+  Place& p = slots_[slot].in;
+  p.part = part, p.runs = std::move(runs), p.states_before = states_before;
+  p.starts = std::count_if(p.runs.begin(), p.runs.end(), [](const Run& r) { return r.starts; });
+  p.ends = std::count_if(p.runs.begin(), p.runs.end(), [](const Run& r) { return r.ends; });
+  if (!problem_.has("initial_state")) p.starts = 0;
+  p.states = command_.state_only ? 0 : states_after - states_before;
+  for (const auto& [name, role] : roles_) reserve_bytes(slots_[slot].arrays[name], part.size() * role.token_bytes());
+  if (p.starts > 0) reserve_bytes(slots_[slot].initial, p.starts * state_bytes());
+}
+
+void DeltaPartBuffers::read(int slot, const InputFile& file) {
+  for (const auto& [name, role] : roles_) read_array(slots_[slot], file, name, role);
+  if (slots_[slot].in.starts > 0) read_initial(slots_[slot], file);
+}
+
+void DeltaPartBuffers::read_array(Slot& slot, const InputFile& file, const std::string& name, const Role& role) {
+  const std::int64_t element = static_cast<std::int64_t>(size_of(role.type)), row = role.heads * role.width;
+  std::byte* to = slot.arrays.at(name).data();
+  for_pieces(problem_.sources, slot.in.part,
              [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
-               const DatasetInfo& info = source.data.at(role);
+               const DatasetInfo& info = source.data.at(name);
                if (problem_.layout != Layout::bhtd) {
-                 file.read(info,
-                           token_slab(problem_.layout, info.shape.size(), b, token, n, 0, array.heads, info.shape),
-                           array.host.data() + at * row * element);
+                 file.read(info, token_slab(problem_.layout, info.shape.size(), b, token, n, 0, role.heads, info.shape),
+                           to + at * row * element);
                } else {  // heads first in memory too
-                 for (std::int64_t h = 0; h < array.heads; ++h)
+                 for (std::int64_t h = 0; h < role.heads; ++h)
                    file.read(info, token_slab(problem_.layout, info.shape.size(), b, token, n, h, 1, info.shape),
-                             array.host.data() + (h * part.size() + at) * array.width * element);
+                             to + (h * slot.in.part.size() + at) * role.width * element);
                }
                bytes_read_ += n * row * element;
              });
-  Kokkos::deep_copy(array.device, array.host);
 }
 
-TokenArray DeltaPartBuffers::view(const std::string& role, std::int64_t tokens) const {
-  const auto it = arrays_.find(role);
-  if (it == arrays_.end()) return {};
-  const Array& array = it->second;
+void DeltaPartBuffers::read_initial(Slot& slot, const InputFile& file) {
+  const std::int64_t one = state_bytes() / static_cast<std::int64_t>(size_of(state_type_));
+  std::vector<std::byte> raw;
+  std::int64_t place = 0;
+  for (const Run& run : slot.in.runs) {
+    if (!run.starts) continue;
+    const auto [source, sequence] = source_of_sequence(problem_.sources, run.sequence);
+    const DatasetInfo& info = problem_.sources[source].data.at("initial_state");
+    Slab slab{std::vector<std::int64_t>(info.shape.size(), 0), info.shape};
+    if (info.shape.size() == 4) slab.begin[0] = sequence, slab.count[0] = 1;
+    raw.resize(one * size_of(info.type));
+    file.read(info, slab, raw.data());
+    bytes_read_ += static_cast<std::int64_t>(raw.size());
+    for (std::int64_t i = 0; i < one; ++i) {
+      const auto x = load<double>(raw.data(), info.type, i);
+      if (is_non_finite(x))
+        throw Error(ExitCode::bad_input, "dataset '" + info.path + "' of " + file.path() +
+                                             " holds a value that is not finite (sequence " + std::to_string(sequence) +
+                                             ", head " + std::to_string(i / (one / problem_.shape.heads)) + ")");
+      store(slot.initial.data(), state_type_, place * one + i, x);
+    }
+    ++place;
+  }
+}
+
+TokenArray DeltaPartBuffers::view(const std::string& name, std::int64_t tokens, const void* data) const {
+  const Role& role = roles_.at(name);
   TokenArray view;
-  view.data = array.device.data(), view.type = array.type;
+  view.data = data, view.type = role.type;
   const bool heads_first = problem_.layout == Layout::bhtd;
-  view.token_stride = heads_first ? array.width : array.heads * array.width;
-  view.head_stride = heads_first ? tokens * array.width : array.width;
-  view.heads_per_stored = static_cast<std::int32_t>(problem_.shape.heads / array.heads);
+  view.token_stride = heads_first ? role.width : role.heads * role.width;
+  view.head_stride = heads_first ? tokens * role.width : role.width;
+  view.heads_per_stored = static_cast<std::int32_t>(problem_.shape.heads / role.heads);
   return view;
 }
 
-void DeltaPartBuffers::read(const InputFile& file, TokenRange part, const std::vector<Run>& runs, std::int64_t states) {
-  for (const auto& [role, array] : arrays_) read_array(file, role, part);
+void DeltaPartBuffers::check(int slot) {
+  Slot& s = slots_[slot];
+  const Place& p = s.out = s.in;
+  const std::int64_t tokens = p.part.size();
+  std::map<std::string, TokenArray> views;
+  for (auto& [name, role] : roles_)
+    views[name] = view(name, tokens, role.device.upload(s.arrays.at(name), tokens * role.token_bytes()));
   inputs_ = {};
-  inputs_.q = view("q", part.size()), inputs_.k = view("k", part.size()), inputs_.v = view("v", part.size());
-  inputs_.beta = view("beta", part.size()), inputs_.eta = view("eta", part.size());
-  inputs_.log_decay = view("log_decay", part.size());
-  inputs_.a = view("a", part.size()), inputs_.b = view("b", part.size());
-
-  const std::int64_t one = static_cast<std::int64_t>(problem_.shape.heads) * problem_.shape.d_value *
-                           problem_.shape.d_key,
-                     bytes = one * static_cast<std::int64_t>(size_of(state_type_));
-  const auto starts = std::count_if(runs.begin(), runs.end(), [](const Run& r) { return r.starts; });
-  const auto ends = std::count_if(runs.begin(), runs.end(), [](const Run& r) { return r.ends; });
-  if (problem_.has("initial_state") && starts > 0) {
-    reserve(initial_, starts * bytes);
-    std::vector<std::byte> raw;
-    std::int64_t slot = 0;
-    for (const Run& run : runs) {
-      if (!run.starts) continue;
-      const auto [source, sequence] = source_of_sequence(problem_.sources, run.sequence);
-      const DatasetInfo& info = problem_.sources[source].data.at("initial_state");
-      Slab slab{std::vector<std::int64_t>(info.shape.size(), 0), info.shape};
-      if (info.shape.size() == 4) slab.begin[0] = sequence, slab.count[0] = 1;
-      raw.resize(one * size_of(info.type));
-      file.read(info, slab, raw.data());
-      bytes_read_ += static_cast<std::int64_t>(raw.size());
-      for (std::int64_t i = 0; i < one; ++i) {
-        const auto x = load<double>(raw.data(), info.type, i);
-        if (is_non_finite(x))
-          throw Error(ExitCode::bad_input, "dataset '" + info.path + "' of " + file.path() +
-                                               " holds a value that is not finite (sequence " +
-                                               std::to_string(sequence) + ", head " +
-                                               std::to_string(i / (one / problem_.shape.heads)) + ")");
-        store(initial_.host.data(), state_type_, slot * one + i, x);
-      }
-      ++slot;
-    }
-    Kokkos::deep_copy(initial_.device, initial_.host);
-    inputs_.initial_states = initial_.device.data();
-  }
+  inputs_.q = views["q"], inputs_.k = views["k"], inputs_.v = views["v"], inputs_.beta = views["beta"];
+  inputs_.eta = views["eta"], inputs_.log_decay = views["log_decay"], inputs_.a = views["a"], inputs_.b = views["b"];
+  if (p.starts > 0) inputs_.initial_states = initial_.upload(s.initial, p.starts * state_bytes());
 
   outputs_ = {};
   if (!command_.state_only) {
-    reserve(o_,
-            std::max<std::int64_t>(1, part.size() * o_.heads * o_.width * static_cast<std::int64_t>(size_of(o_.type))));
+    reserve_bytes(s.o, tokens * o_.token_bytes());
     const bool heads_first = problem_.layout == Layout::bhtd;
-    outputs_.o.data = o_.device.data(), outputs_.o.type = o_.type;
+    outputs_.o.data = o_.device.target(s.o, tokens * o_.token_bytes()), outputs_.o.type = o_.type;
     outputs_.o.token_stride = heads_first ? o_.width : o_.heads * o_.width;
-    outputs_.o.head_stride = heads_first ? part.size() * o_.width : o_.width;
-    if (states > 0) {
-      reserve(states_, states * bytes);
-      outputs_.states = states_.device.data();
+    outputs_.o.head_stride = heads_first ? tokens * o_.width : o_.width;
+    if (p.states > 0) {
+      reserve_bytes(s.recorded, p.states * state_bytes());
+      outputs_.states = recorded_.target(s.recorded, p.states * state_bytes());
     }
   }
-  if (ends > 0) {
-    reserve(final_, ends * bytes);
-    outputs_.final_states = final_.device.data();
+  if (p.ends > 0) {
+    reserve_bytes(s.final, p.ends * state_bytes());
+    outputs_.final_states = final_.target(s.final, p.ends * state_bytes());
   }
-}
 
-void DeltaPartBuffers::check(const std::string& file, TokenRange part) const {
   std::int64_t first_token = -1;
   std::string first;
-  for (const auto& [role, array] : arrays_) {
-    const bool decay = role == "log_decay";
-    TokenArray x = view(role, part.size());
-    int heads = static_cast<int>(array.heads), width = static_cast<int>(array.width);
-    const bool dense = x.token_stride == array.heads * array.width;  // then a token is one row of memory
-    if (dense) heads = 1, width = static_cast<int>(array.heads * array.width), x.head_stride = width;
-    const std::int64_t at = first_outside(x, part.size(), heads, width, decay ? Domain::nonpositive : Domain::finite);
+  for (const auto& [name, role] : roles_) {
+    const bool decay = name == "log_decay";
+    TokenArray x = views.at(name);
+    int heads = static_cast<int>(role.heads), width = static_cast<int>(role.width);
+    const bool dense = x.token_stride == role.heads * role.width;  // then a token is one row of memory
+    if (dense) heads = 1, width = static_cast<int>(role.heads * role.width), x.head_stride = width;
+    const std::int64_t at = first_outside(x, tokens, heads, width, decay ? Domain::nonpositive : Domain::finite);
     if (at < 0) continue;
-    const std::int64_t token = at / (array.heads * array.width);
-    const int head = static_cast<int>(at / array.width % array.heads);
+    const std::int64_t token = at / (role.heads * role.width);
+    const int head = static_cast<int>(at / role.width % role.heads);
     if (first_token >= 0 && token >= first_token) continue;
     first_token = token;
-    const auto place = dense ? token * x.token_stride + at % (array.heads * array.width)
-                             : token * x.token_stride + head * x.head_stride + at % array.width;
-    Bytes::HostMirror host = array.host;
-    Kokkos::deep_copy(host, array.device);
-    const auto value = load<double>(host.data(), array.type, place);
-    first = describe_token(problem_.sources, file, role, part.begin + token) + ", head " + std::to_string(head) +
-            " is " +
+    const auto place = dense ? token * x.token_stride + at % (role.heads * role.width)
+                             : token * x.token_stride + head * x.head_stride + at % role.width;
+    const auto value = load<double>(s.arrays.at(name).data(), role.type, place);
+    first = describe_token(problem_.sources, command_.solve.input, name, p.part.begin + token) + ", head " +
+            std::to_string(head) + " is " +
             (value != value         ? "NaN"
              : is_non_finite(value) ? (value > 0 ? "infinite" : "-infinite")
                                     : std::to_string(value)) +
@@ -214,11 +213,19 @@ void DeltaPartBuffers::check(const std::string& file, TokenRange part) const {
   if (first_token >= 0) throw Error(ExitCode::bad_input, first);
 }
 
-void DeltaPartBuffers::write(SharedOutput& out, TokenRange part, const std::vector<Run>& runs,
-                             std::int64_t states_before) {
+void DeltaPartBuffers::fetch(int slot) {
+  const Slot& s = slots_[slot];
+  if (!command_.state_only) o_.device.download(s.o, s.out.part.size() * o_.token_bytes());
+  if (s.out.states > 0) recorded_.download(s.recorded, s.out.states * state_bytes());
+  if (s.out.ends > 0) final_.download(s.final, s.out.ends * state_bytes());
+}
+
+void DeltaPartBuffers::write(int slot, SharedOutput& out) const {
+  const Slot& s = slots_[slot];
+  const TokenRange part = s.out.part;
   const std::int64_t H = problem_.shape.heads, V = problem_.shape.d_value, K = problem_.shape.d_key;
-  if (outputs_.o && !part.empty()) {
-    Kokkos::deep_copy(o_.host, o_.device);
+  const std::int64_t bytes = state_bytes();
+  if (!command_.state_only && !part.empty()) {
     const std::int64_t element = static_cast<std::int64_t>(size_of(o_.type));
     for_pieces(problem_.sources, part,
                [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
@@ -227,37 +234,31 @@ void DeltaPartBuffers::write(SharedOutput& out, TokenRange part, const std::vect
                  for (std::int64_t h = 0; h < (heads_first ? H : 1); ++h)
                    out.write(output_path(source, "o"),
                              token_slab(problem_.layout, shape.size(), b, token, n, h, heads_first ? 1 : H, shape),
-                             o_.host.data() + (heads_first ? (h * part.size() + at) * V : at * H * V) * element);
+                             s.o.data() + (heads_first ? (h * part.size() + at) * V : at * H * V) * element);
                });
   }
-  const std::int64_t bytes = H * V * K * static_cast<std::int64_t>(size_of(state_type_));
-  if (outputs_.final_states) {
-    Kokkos::deep_copy(final_.host, final_.device);
-    std::int64_t slot = 0;
-    for (const Run& run : runs) {
-      if (!run.ends) continue;
-      const auto [source, sequence] = source_of_sequence(problem_.sources, run.sequence);
-      Slab slab{{0, 0, 0}, {H, V, K}};
-      if (has_batch_of_states(problem_)) slab = {{sequence, 0, 0, 0}, {1, H, V, K}};
-      out.write(output_path(problem_.sources[source], "final_state"), slab, final_.host.data() + slot++ * bytes);
-    }
+  std::int64_t place = 0;
+  for (const Run& run : s.out.runs) {
+    if (!run.ends) continue;
+    const auto [source, sequence] = source_of_sequence(problem_.sources, run.sequence);
+    Slab slab{{0, 0, 0}, {H, V, K}};
+    if (has_batch_of_states(problem_)) slab = {{sequence, 0, 0, 0}, {1, H, V, K}};
+    out.write(output_path(problem_.sources[source], "final_state"), slab, s.final.data() + place++ * bytes);
   }
-  if (outputs_.states) {
-    Kokkos::deep_copy(states_.host, states_.device);
-    // the states of each source (of each batch entry) that fall into this part
-    std::int64_t entry = 0, base = 0;  // the first state, and the first token, of the stretch
-    for (const Source& source : problem_.sources) {
-      const std::int64_t each = source.tokens / command_.state_every;
-      for (std::int64_t b = 0; b < source.batch; ++b, entry += each, base += source.tokens) {
-        const std::int64_t from =
-            std::max<std::int64_t>(0, std::min(source.tokens, part.begin - base)) / command_.state_every;
-        const std::int64_t to =
-            std::max<std::int64_t>(0, std::min(source.tokens, part.end - base)) / command_.state_every;
-        if (from >= to) continue;
-        Slab slab{{from, 0, 0, 0}, {to - from, H, V, K}};
-        if (problem_.layout != Layout::thd) slab = {{b, from, 0, 0, 0}, {1, to - from, H, V, K}};
-        out.write(output_path(source, "states"), slab, states_.host.data() + (entry + from - states_before) * bytes);
-      }
+  if (s.out.states == 0) return;
+  // the states of each source (of each batch entry) that fall into this part
+  std::int64_t entry = 0, base = 0;  // the first state, and the first token, of the stretch
+  for (const Source& source : problem_.sources) {
+    const std::int64_t each = source.tokens / command_.state_every;
+    for (std::int64_t b = 0; b < source.batch; ++b, entry += each, base += source.tokens) {
+      const std::int64_t from =
+          std::max<std::int64_t>(0, std::min(source.tokens, part.begin - base)) / command_.state_every;
+      const std::int64_t to =
+          std::max<std::int64_t>(0, std::min(source.tokens, part.end - base)) / command_.state_every;
+      if (from >= to) continue;
+      Slab slab{{from, 0, 0, 0}, {to - from, H, V, K}};
+      if (problem_.layout != Layout::thd) slab = {{b, from, 0, 0, 0}, {1, to - from, H, V, K}};
+      out.write(output_path(source, "states"), slab, s.recorded.data() + (entry + from - s.out.states_before) * bytes);
     }
   }
 }

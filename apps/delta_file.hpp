@@ -1,51 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A rank's part of a delta problem, between files and memory.
-#include <Kokkos_Core.hpp>
-
 #include "apps/delta_problem.hpp"
 #include "apps/output.hpp"
+#include "apps/staging.hpp"
 
 namespace longscan {
 
-/// Memory for one window's part, in the file's types; read into, solved from, written from.
+/// Memory for windows' parts, in the file's types: two slots on the host that are read into and written from, and what
+/// the kernels work on. A slot is read and written on threads of their own.
 class DeltaPartBuffers {
  public:
-  using Memory = Kokkos::DefaultExecutionSpace::memory_space;
-  using Bytes = Kokkos::View<std::byte*, Memory>;
-
   DeltaPartBuffers(const DeltaProblem& problem, const DeltaCommand& command, Precision arithmetic, DType output_type);
 
-  /// Bytes a token needs, and states a sequence.
+  /// Bytes a token needs: of inputs and outputs together.
   static std::int64_t bytes_per_token(const DeltaProblem& problem, const DeltaCommand& command, DType output_type);
 
-  /// Read tokens [part.begin, part.end) of the axis and the states of the runs that start there; not collective.
-  void read(const InputFile& file, TokenRange part, const std::vector<Run>& runs, std::int64_t states);
-  /// NaN, infinities, positive log-decays: throws bad_input naming the first by dataset, token and head.
-  void check(const std::string& file, TokenRange part) const;
-  /// Write what `solve` left; not collective.
-  void write(SharedOutput& out, TokenRange part, const std::vector<Run>& runs, std::int64_t states_before);
+  /// Memory to read tokens `part` of the axis, whose runs these are; `states_before` and `states_after`: recorded
+  /// states before its ends.
+  void prepare(int slot, TokenRange part, std::vector<Run> runs, std::int64_t states_before, std::int64_t states_after);
+  /// The slot's tokens, and the states of the runs that start there.
+  void read(int slot, const InputFile& file);
+  /// Brings the slot to the device; memory for its output. NaN, infinities, positive log-decays: throws bad_input
+  /// naming the first by dataset, token and head.
+  void check(int slot);
+  /// What `solve` left, from the device into the slot.
+  void fetch(int slot);
+  void write(int slot, SharedOutput& out) const;
 
+  /// Of the slot that was checked last.
   const DeltaInputs& inputs() const { return inputs_; }
   const DeltaOutputs& outputs() const { return outputs_; }
   std::int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  struct Array {
-    Bytes device;
-    Bytes::HostMirror host;
+  struct Role {
     std::int64_t heads = 1, width = 1;
     DType type = DType::f32;
+    DeviceArea device;
+    std::int64_t token_bytes() const { return heads * width * static_cast<std::int64_t>(size_of(type)); }
   };
-  void reserve(Array& array, std::int64_t bytes);
-  void read_array(const InputFile& file, const std::string& role, TokenRange part);
-  TokenArray view(const std::string& role, std::int64_t tokens) const;
+  struct Place {
+    TokenRange part;
+    std::vector<Run> runs;
+    std::int64_t states_before = 0, states = 0, starts = 0, ends = 0;
+  };
+  /// While the input of a window is read, the output of the window before the one at hand is written.
+  struct Slot {
+    Place in, out;
+    std::map<std::string, HostBytes> arrays;
+    HostBytes initial, o, final, recorded;
+  };
+  void read_array(Slot& slot, const InputFile& file, const std::string& name, const Role& role);
+  void read_initial(Slot& slot, const InputFile& file);
+  TokenArray view(const std::string& name, std::int64_t tokens, const void* data) const;
+  std::int64_t state_bytes() const;
 
   const DeltaProblem& problem_;
   const DeltaCommand& command_;
   DType state_type_;
-  std::map<std::string, Array> arrays_;
-  Array o_, initial_, final_, states_;
+  std::map<std::string, Role> roles_;
+  Role o_;
+  DeviceArea initial_, final_, recorded_;
+  Slot slots_[2];
   DeltaInputs inputs_;
   DeltaOutputs outputs_;
   std::int64_t bytes_read_ = 0;

@@ -2,12 +2,17 @@
 #include <mpi.h>
 
 #include <Kokkos_Core.hpp>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <new>
+#include <string>
+#include <thread>
 
 #include "apps/options.hpp"
+#include "apps/watchdog.hpp"
 
 namespace {
 
@@ -23,25 +28,54 @@ void refuse_separate_worlds(const longscan::Transport& ranks) {
           " tasks, but MPI sees one rank: they would run as separate programs; use srun --mpi=pmix, or mpirun");
 }
 
-/// Runs the command; returns the exit code, the same on every rank. One rank has printed the message, if there is one.
-int run(longscan::Transport& ranks, int argc, char** argv) {
+struct Outcome {
+  int code = 0;
+  std::string message;
+};
+
+Outcome run(longscan::Transport& ranks, int argc, char** argv) {
   try {
     refuse_separate_worlds(ranks);
     longscan::run_command_line(ranks, argc, argv);
-    return 0;
+    return {};
   } catch (const longscan::Error& e) {
-    // Errors are agreed on before they leave a command, so every rank is here with the same one.
-    if (ranks.rank() == 0) std::fprintf(stderr, "longscan: %s\n", e.what());
-    return static_cast<int>(e.code());
+    return {static_cast<int>(e.code()), e.what()};
+  } catch (const std::bad_alloc&) {
+    return {static_cast<int>(longscan::ExitCode::resources),
+            "out of memory on rank " + std::to_string(ranks.rank()) + "; try more ranks or a smaller --window"};
+  } catch (const std::exception& e) {
+    return {1, "internal error on rank " + std::to_string(ranks.rank()) + ": " + e.what()};
   }
 }
 
-/// An error that only this rank has: the others wait for it, so the job ends here.
-[[noreturn]] void abort_job(int rank, const char* what) {
-  std::fprintf(stderr, "longscan: internal error on rank %d: %s\n", rank, what);
+void say(const std::string& message) {
+  std::fprintf(stderr, "longscan: %s\n", message.c_str());
   std::fflush(stderr);
-  MPI_Abort(MPI_COMM_WORLD, 1);
-  std::abort();
+}
+
+/// Errors are agreed on before they leave a command, so that every rank is here with the same one: the lowest prints
+/// it. A rank that comes with an error and waits in vain has it alone, and the others wait for it: it ends the job.
+int agree_on(const Outcome& mine) {
+  int rank = 0, size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  int found[] = {-(mine.code == 0 ? size : rank), mine.code};
+  MPI_Request request;
+  MPI_Iallreduce(MPI_IN_PLACE, found, 2, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request);
+  const longscan::Waiting waiting;
+  const auto start = std::chrono::steady_clock::now();
+  for (int done = 0;;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) break;
+    if (mine.code != 0 && std::chrono::steady_clock::now() - start > std::chrono::seconds(10)) {
+      say(mine.message);
+      MPI_Abort(MPI_COMM_WORLD, mine.code);
+      std::abort();
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  if (-found[0] == rank) say(mine.message);
+  return found[1];
 }
 
 /// Descriptions of the command line need no ranks: builds and shells ask for them where MPI may not start.
@@ -52,22 +86,29 @@ bool asks_for_description(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (asks_for_description(argc, argv)) return run(*longscan::make_single_transport(), argc, argv);
+  if (asks_for_description(argc, argv)) {
+    const Outcome outcome = run(*longscan::make_single_transport(), argc, argv);
+    if (!outcome.message.empty()) say(outcome.message);
+    return outcome.code;
+  }
+  // Ranks that wait for messages leave their core to the threads that read and write (Open MPI's word for it).
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int provided = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
-  int code = 1, rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  Outcome outcome;
   try {
     Kokkos::initialize();
     {
-      const auto ranks = longscan::make_mpi_transport();
-      code = run(*ranks, argc, argv);
+      const auto mpi = longscan::make_mpi_transport();
+      const auto ranks = longscan::make_watched(*mpi);
+      outcome = run(*ranks, argc, argv);
     }
     Kokkos::finalize();
   } catch (const std::exception& e) {
-    abort_job(rank, e.what());
+    outcome = {1, std::string("internal error: ") + e.what()};
   }
-  std::fflush(stderr);
+  const int code = agree_on(outcome);
+  longscan::stop_watchdog();
   MPI_Finalize();
   return code;
 }

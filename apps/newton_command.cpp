@@ -4,12 +4,12 @@
 #include <cmath>
 #include <cstdio>
 
+#include "apps/batch_run.hpp"
 #include "apps/carrier.hpp"
 #include "apps/memory.hpp"
 #include "apps/newton_problem.hpp"
-#include "apps/output.hpp"
-#include "apps/progress.hpp"
-#include "apps/report.hpp"
+#include "apps/pipeline.hpp"
+#include "apps/staging.hpp"
 #include "apps/stopwatch.hpp"
 #include "apps/window.hpp"
 #include "core/device_memory.hpp"
@@ -51,6 +51,43 @@ std::vector<OutputDataset> newton_outputs(const std::vector<NewtonProblem>& prob
   return datasets;
 }
 
+/// What a window's part is read into and written from.
+struct NewtonSlot {
+  struct Place {
+    TokenRange part;
+    std::vector<Run> runs;
+  };
+  Place in, out;  ///< while an input is read, the output of another window may still be written
+  std::vector<std::byte> x, h0, c0, h, c, h_final, c_final;
+};
+
+/// For checkpoints.
+nlohmann::json to_json(const NewtonReport& r) {
+  nlohmann::json history = nlohmann::json::array();
+  for (const double x : r.residual_history) history.push_back(exact(x));
+  return {{"status", static_cast<int>(r.status)},
+          {"method", static_cast<int>(r.method_used)},
+          {"reason", r.reason},
+          {"counts", {r.iterations, r.converged_prefix, r.first_bad_token, r.bytes_exchanged}},
+          {"residual_history", history},
+          {"flags", {r.bits_of_token_loop, r.sampled}},
+          {"numbers", {exact(r.error_bound), exact(r.lyapunov), exact(r.log_amplification), exact(r.tolerance_floor)}}};
+}
+NewtonReport report_from(const nlohmann::json& j) {
+  NewtonReport r;
+  r.status = static_cast<NewtonStatus>(j.at("status").get<int>());
+  r.method_used = static_cast<NewtonMethod>(j.at("method").get<int>()), r.reason = j.at("reason");
+  const auto& counts = j.at("counts");
+  r.iterations = counts.at(0), r.converged_prefix = counts.at(1), r.first_bad_token = counts.at(2);
+  r.bytes_exchanged = counts.at(3);
+  for (const auto& x : j.at("residual_history")) r.residual_history.push_back(exact(x));
+  r.bits_of_token_loop = j.at("flags").at(0), r.sampled = j.at("flags").at(1);
+  const auto& numbers = j.at("numbers");
+  r.error_bound = exact(numbers.at(0)), r.lyapunov = exact(numbers.at(1));
+  r.log_amplification = exact(numbers.at(2)), r.tolerance_floor = exact(numbers.at(3));
+  return r;
+}
+
 /// One problem, window by window.
 class NewtonSolve {
  public:
@@ -66,42 +103,64 @@ class NewtonSolve {
         state_(state_type_of(arithmetic)),
         solver_(ranks, cell.weights, problem.inputs, options_of(command, arithmetic), problem.sequences()) {}
 
-  void run(std::int64_t done_before) {
-    const std::int64_t all = (problem_.tokens() + ranks_.size() - 1) / ranks_.size();
-    const NetworkShape& network = solver_.shape();
-    const std::int64_t element = static_cast<std::int64_t>(size_of(state_));
-    const std::int64_t outputs = network.state * network.directions * network.channels;
-    const std::int64_t token =
-        problem_.inputs * static_cast<std::int64_t>(size_of(problem_.type())) +
-        outputs * (element + static_cast<std::int64_t>(size_of(output_type(problem_, command_))));
-    // layers that run backwards need every token at once
-    const std::int64_t least = network.directions > 1 ? all : 1024;
-    const std::int64_t tokens = choose_window(ranks_, command_.solve.window, all, least,
-                                              [&](std::int64_t n) { return n * token + solver_.workspace_bytes(n); });
-    if (network.directions > 1 && tokens < all && command_.solve.window > 0)
+  /// The tokens from `from` on, after which `before` was to be said, in windows of about `wanted` tokens a rank (0: as
+  /// it seems best). `save` is given the solve's own part of a checkpoint.
+  using Save = std::function<void(BatchRun::Place, const std::function<void()>&)>;
+  void run(std::int64_t from, const NewtonReport& before, const std::vector<std::byte>& state, std::int64_t wanted,
+           std::int64_t done_before, const Save& save) {
+    const WindowNeeds needs = needs_of();
+    const std::int64_t tokens = choose_window(ranks_, wanted, needs);
+    planned_bytes_ = needs.host(tokens), window_ = tokens;
+    if (solver_.shape().directions > 1 && tokens < needs.all && command_.solve.window > 0)
       progress_.say(
           "note: the cell runs in both directions, so --window is set aside and all tokens are kept in memory");
-    for (const TokenRange& window : solver_.windows(tokens)) {
-      part_ = solver_.part(window), runs_ = solver_.runs(window);
-      progress_.at(done_before + window.begin, "reading");
-      agree(ranks_, [&] {
-        const Stopwatch watch(seconds_.read);
-        read();
-      });
+    if (from > 0) solver_.set_state(state), report_ = before;
+    WindowStages stages;
+    stages.prepare = [&](TokenRange window, int slot) {
+      NewtonSlot& s = slots_[slot];
+      s.in = {solver_.part(window), solver_.runs(window)};
+      s.x.resize(s.in.part.size() * problem_.inputs * size_of(problem_.type()));
+    };
+    stages.read = [&](int slot) { read(slots_[slot]); };
+    stages.check = [&](int slot) {
+      check(slots_[slot]);
+      prepare_output(slots_[slot]);
+    };
+    stages.solve = [&](TokenRange window, int slot) {
       progress_.at(done_before + window.begin, "solving");
-      solve(window);
-      progress_.at(done_before + window.begin + window.size() / 2, "writing");
-      agree(ranks_, [&] {
-        const Stopwatch watch(seconds_.write);
-        write();
-      });
-    }
+      solve(window, slots_[slot]);
+      progress_.at(done_before + window.end, "reading and writing");
+    };
+    stages.write = [&](int slot) { write(slots_[slot]); };
+    stages.between = [&](TokenRange solved, const std::function<void()>& written) {
+      save({0, solved.end, tokens, [&] { return solver_.state(); }, [&] { return to_json(report_); }}, written);
+    };
+    run_windows(ranks_, solver_.windows(tokens, from), stages, seconds_);
   }
 
   const NewtonReport& report() const { return report_; }
   std::int64_t bytes_read() const { return bytes_read_; }
+  std::int64_t window() const { return window_; }
+  std::int64_t planned_bytes() const { return planned_bytes_; }
 
  private:
+  WindowNeeds needs_of() const {
+    const NetworkShape& network = solver_.shape();
+    const std::int64_t element = static_cast<std::int64_t>(size_of(state_));
+    const std::int64_t outputs = network.state * network.directions * network.channels;
+    WindowNeeds needs;
+    needs.all = (problem_.tokens() + ranks_.size() - 1) / ranks_.size();
+    needs.in_and_out = problem_.inputs * static_cast<std::int64_t>(size_of(problem_.type())) + outputs * element;
+    // layers that run backwards need every token at once
+    if (network.directions > 1) needs.least = needs.all;
+    const NewtonMethod m = command_.method;
+    needs.overlaps = m == NewtonMethod::automatic || m == NewtonMethod::shooting || m == NewtonMethod::sequential;
+    // what is written is converted on the way
+    const std::int64_t converted = outputs * static_cast<std::int64_t>(size_of(output_type(problem_, command_)));
+    needs.work = [this, converted](std::int64_t n) { return n * converted + solver_.workspace_bytes(n); };
+    return needs;
+  }
+
   static NewtonOptions options_of(const NewtonCommand& command, Precision arithmetic) {
     NewtonOptions o;
     o.method = command.method, o.tolerance = command.tolerance, o.max_iterations = command.max_iterations;
@@ -116,36 +175,51 @@ class NewtonSolve {
     return problem_.batched ? Slab{{batch, token, 0}, {1, n, width}} : Slab{{token, 0}, {n, width}};
   }
 
-  void read() {
+  void prepare_output(NewtonSlot& slot) {
+    slot.out = slot.in;
+    const NetworkShape& network = solver_.shape();
+    const std::int64_t width = network.directions * network.channels,
+                       element = static_cast<std::int64_t>(size_of(state_));
+    const std::int64_t finals =
+        static_cast<std::int64_t>(slot.out.runs.size()) * network.layers * network.directions * network.channels;
+    slot.h.resize(slot.out.part.size() * width * element), slot.h_final.resize(finals * element);
+    if (network.state > 1) slot.c.resize(slot.h.size()), slot.c_final.resize(slot.h_final.size());
+  }
+
+  void read(NewtonSlot& slot) {
     const std::int64_t width = problem_.inputs, element = static_cast<std::int64_t>(size_of(problem_.type()));
-    x_.resize(part_.size() * width * element);
-    for_pieces(problem_.sources, part_,
+    for_pieces(problem_.sources, slot.in.part,
                [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
                  file_.read(source.data.at("x"), token_slab(source, b, token, n, width),
-                            x_.data() + at * width * element);
+                            slot.x.data() + at * width * element);
                  bytes_read_ += n * width * element;
                });
-    const DeviceArray<std::byte> device = on_device("longscan::newton::check", x_);
-    TokenArray x{device.data(), problem_.type(), width, width, 1};
-    const std::int64_t bad = first_outside(x, part_.size(), 1, static_cast<int>(width), Domain::finite);
-    if (bad >= 0) {
-      const auto value = load<double>(x_.data(), problem_.type(), bad);
-      throw Error(ExitCode::bad_input,
-                  describe_token(problem_.sources, command_.solve.input, "x", part_.begin + bad / width) +
-                      ", feature " + std::to_string(bad % width) + " is " + (value != value ? "NaN" : "infinite") +
-                      "; every input must be finite");
-    }
-    h0_ = read_states("h0"), c0_ = read_states("c0");
+    slot.h0 = read_states("h0", slot.in.runs), slot.c0 = read_states("c0", slot.in.runs);
+  }
+
+  void check(const NewtonSlot& slot) {
+    const std::int64_t width = problem_.inputs;
+    const std::byte* values = slot.x.data();
+    DeviceArray<std::byte> device;
+    if constexpr (!kernels_reach_host) device = on_device("longscan::newton::check", slot.x), values = device.data();
+    const TokenArray x{values, problem_.type(), width, width, 1};
+    const std::int64_t bad = first_outside(x, slot.in.part.size(), 1, static_cast<int>(width), Domain::finite);
+    if (bad < 0) return;
+    const auto value = load<double>(slot.x.data(), problem_.type(), bad);
+    throw Error(ExitCode::bad_input,
+                describe_token(problem_.sources, command_.solve.input, "x", slot.in.part.begin + bad / width) +
+                    ", feature " + std::to_string(bad % width) + " is " + (value != value ? "NaN" : "infinite") +
+                    "; every input must be finite");
   }
 
   /// [runs][layers][D] of the arithmetic's type; empty if the file has none.
-  std::vector<std::byte> read_states(const std::string& role) {
+  std::vector<std::byte> read_states(const std::string& role, const std::vector<Run>& runs) {
     if (!problem_.has(role)) return {};
     const NetworkShape& network = solver_.shape();
     const std::int64_t one = static_cast<std::int64_t>(network.layers) * network.directions * network.channels;
-    std::vector<std::byte> states(runs_.size() * one * size_of(state_)), raw;
-    for (std::size_t i = 0; i < runs_.size(); ++i) {
-      const auto [source, sequence] = source_of_sequence(problem_.sources, runs_[i].sequence);
+    std::vector<std::byte> states(runs.size() * one * size_of(state_)), raw;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const auto [source, sequence] = source_of_sequence(problem_.sources, runs[i].sequence);
       const DatasetInfo& info = problem_.sources[source].data.at(role);
       raw.resize(one * size_of(info.type));
       file_.read(info, state_slab(info.shape, problem_.layers_first.at(role), sequence), raw.data());
@@ -162,23 +236,15 @@ class NewtonSolve {
     return states;
   }
 
-  void solve(TokenRange window) {
-    const Stopwatch watch(seconds_.solve);
-    const NetworkShape& network = solver_.shape();
-    const std::int64_t width = network.directions * network.channels,
-                       element = static_cast<std::int64_t>(size_of(state_));
-    const std::int64_t finals =
-        static_cast<std::int64_t>(runs_.size()) * network.layers * network.directions * network.channels;
-    h_.resize(part_.size() * width * element), h_final_.resize(finals * element);
-    if (network.state > 1) c_.resize(h_.size()), c_final_.resize(h_final_.size());
+  void solve(TokenRange window, NewtonSlot& slot) {
+    const bool cells = solver_.shape().state > 1;
     NewtonData data;
-    data.x = x_.data(), data.x_type = problem_.type();
-    data.h0 = h0_.empty() ? nullptr : h0_.data(), data.c0 = c0_.empty() ? nullptr : c0_.data();
-    data.h = h_.data(), data.h_final = h_final_.data();
-    if (network.state > 1) data.c = c_.data(), data.c_final = c_final_.data();
+    data.x = slot.x.data(), data.x_type = problem_.type();
+    data.h0 = slot.h0.empty() ? nullptr : slot.h0.data(), data.c0 = slot.c0.empty() ? nullptr : slot.c0.data();
+    data.h = slot.h.data(), data.h_final = slot.h_final.data();
+    if (cells) data.c = slot.c.data(), data.c_final = slot.c_final.data();
     const NewtonReport r = solver_.solve(window, data);
-    const bool first = window.begin == 0;
-    take(r, window, first);
+    take(r, window, window.begin == 0);
     judge(window);
   }
 
@@ -229,28 +295,28 @@ class NewtonSolve {
     }
   }
 
-  void write() {
+  void write(const NewtonSlot& slot) {
     const NetworkShape& network = solver_.shape();
     const std::int64_t width = network.directions * network.channels, D = network.channels;
     const std::int64_t L = network.layers * network.directions;
     const DType type = output_type(problem_, command_);
     for (const std::string& name : state_names(network)) {
-      const std::vector<std::byte>& values = name == "h" ? h_ : c_;
-      const std::vector<std::byte>& finals = name == "h" ? h_final_ : c_final_;
-      std::vector<std::byte> converted(part_.size() * width * size_of(type));
-      for (std::int64_t i = 0; i < part_.size() * width; ++i)
+      const std::vector<std::byte>& values = name == "h" ? slot.h : slot.c;
+      const std::vector<std::byte>& finals = name == "h" ? slot.h_final : slot.c_final;
+      std::vector<std::byte> converted(slot.out.part.size() * width * size_of(type));
+      for (std::int64_t i = 0; i < slot.out.part.size() * width; ++i)
         store(converted.data(), type, i, load<double>(values.data(), state_, i));
-      for_pieces(problem_.sources, part_,
+      for_pieces(problem_.sources, slot.out.part,
                  [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
                    out_.write(dataset_path(source.group, name), token_slab(source, b, token, n, width),
                               converted.data() + at * width * static_cast<std::int64_t>(size_of(type)));
                  });
-      for (std::size_t i = 0; i < runs_.size(); ++i) {
-        const auto [source, sequence] = source_of_sequence(problem_.sources, runs_[i].sequence);
+      for (std::size_t i = 0; i < slot.out.runs.size(); ++i) {
+        const auto [source, sequence] = source_of_sequence(problem_.sources, slot.out.runs[i].sequence);
         for (std::int64_t l = 0; l < L; ++l) {
           // a forward direction ends where the sequence does, a backward one where it starts
           const bool backward = network.directions > 1 && l % 2 == 1;
-          if (!(backward ? runs_[i].starts : runs_[i].ends)) continue;
+          if (!(backward ? slot.out.runs[i].starts : slot.out.runs[i].ends)) continue;
           const Slab slab = problem_.many() ? Slab{{l, sequence, 0}, {1, 1, D}} : Slab{{l, 0}, {1, D}};
           out_.write(
               dataset_path(problem_.sources[source].group, name + "_final"), slab,
@@ -269,11 +335,9 @@ class NewtonSolve {
   Seconds& seconds_;
   DType state_;
   Newton solver_;
-  TokenRange part_;
-  std::vector<Run> runs_;
-  std::vector<std::byte> x_, h0_, c0_, h_, c_, h_final_, c_final_;
+  NewtonSlot slots_[2];
   NewtonReport report_;
-  std::int64_t bytes_read_ = 0;
+  std::int64_t bytes_read_ = 0, window_ = 0, planned_bytes_ = 0;
   bool said_floor_ = false;
 };
 
@@ -319,7 +383,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   std::string found, cell_text, fingerprint;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
-    check_output_path(command.solve.output, command.solve.input, command.solve.force);
+    if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
     file.emplace(command.solve.input);
     const CellSource cell = read_cell(*file, command.cell);
     NetworkShape network;
@@ -369,27 +433,51 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
                  " in all; they are made in pieces of at most 64 MiB a rank");
   }
 
-  Attributes attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
-                           {"command", std::string("newton")},
-                           {"input", command.solve.input},
-                           {"input_fingerprint", fingerprint},
-                           {"arithmetic", std::string(name_of(arithmetic))}};
-  for (const auto& [name, value] : describe(command)) attributes["option_" + name] = value;
-  SharedOutput out(ranks, command.solve.output, command.solve.input, command.solve.force,
-                   newton_outputs(problems, command, network, state_type_of(arithmetic)), attributes);
+  Checkpoint identity;
+  identity.command = "newton", identity.options = describe(command);
+  identity.fingerprint = fingerprint + "-" + text_hash(cell_text);
+  identity.attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
+                         {"command", std::string("newton")},
+                         {"input", command.solve.input},
+                         {"input_fingerprint", fingerprint},
+                         {"arithmetic", std::string(name_of(arithmetic))}};
+  for (const auto& [name, value] : identity.options) identity.attributes["option_" + name] = value;
+  identity.options.erase("window");  // any windows will do
+  identity.stamps = {file->stamp()};
+  BatchRun batch(ranks, command.solve, std::move(identity), progress);
+  if (batch.complete()) return progress.say(command.solve.output + " is complete already");
+  SharedOutput& out = batch.open_output(newton_outputs(problems, command, network, state_type_of(arithmetic)));
 
   Seconds seconds;
   NewtonReport worst;
-  std::int64_t done = 0, bytes_read = 0, exchanged = 0;
+  std::int64_t done = 0, bytes_read = 0, exchanged = 0, solved = 0, window = 0, planned_bytes = 0;
   bool first = true;
-  for (const NewtonProblem& problem : problems) {
+  if (batch.resumed() && batch.problem() > 0) worst = report_from(batch.report().at("worst")), first = false;
+  if (batch.resumed()) exchanged = batch.report().at("exchanged");
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    const NewtonProblem& problem = problems[i];
+    const auto index = static_cast<std::int64_t>(i);
+    done += problem.tokens();
+    if (index < batch.problem()) continue;
+    const NewtonSolve::Save save = [&](BatchRun::Place place, const std::function<void()>& written) {
+      const auto current = place.report;
+      place.problem += index;
+      place.report = [&] {
+        return nlohmann::json{{"worst", to_json(worst)}, {"exchanged", exchanged}, {"current", current()}};
+      };
+      batch.between(place, written);
+    };
     NewtonSolve solve(carrier.transport(), command, problem, cell, *file, out, progress, seconds, arithmetic);
-    solve.run(done);
-    done += problem.tokens(), bytes_read += solve.bytes_read(), exchanged += solve.report().bytes_exchanged;
+    const std::int64_t from = index == batch.problem() ? batch.token() : 0;
+    solve.run(from, from > 0 ? report_from(batch.report().at("current")) : NewtonReport(), batch.solver_state(),
+              from > 0 ? batch.window() : command.solve.window, done - problem.tokens(), save);
+    solved += problem.tokens() - from, bytes_read += solve.bytes_read(), exchanged += solve.report().bytes_exchanged;
+    window = std::max(window, solve.window()), planned_bytes = std::max(planned_bytes, solve.planned_bytes());
     if (first || static_cast<int>(solve.report().status) > static_cast<int>(worst.status) ||
         solve.report().error_bound > worst.error_bound)
       worst = solve.report();
     first = false;
+    if (i + 1 < problems.size()) save({1, 0, 0, nullptr, [] { return nlohmann::json(); }}, [] {});
   }
   const nlohmann::json verdict = verdict_json(worst);
   {
@@ -404,6 +492,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
                           {"newton_residual_history", worst.residual_history},
                           {"newton_reason", worst.reason}};
     out.commit(closing);
+    batch.finish();
   }
   seconds.total = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!worst.reason.empty()) progress.say("auto: " + worst.reason);
@@ -418,7 +507,9 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   if (!worst.scan.reason.empty()) report["scan_choice"] = scan_json(worst.scan, ranks.size());
   report["precision"] = std::string(name_of(arithmetic));
   report["tokens"] = tokens, report["sequences"] = sequences;
-  report["tokens_per_second"] = static_cast<double>(tokens) / std::max(1e-9, report["seconds"]["total"].get<double>());
+  report["tokens_per_second"] = static_cast<double>(solved) / std::max(1e-9, report["seconds"]["total"].get<double>());
+  report["window_tokens"] = window, report["planned_memory_bytes"] = planned_bytes;
+  if (batch.resumed()) report["resumed_at_token"] = tokens - solved;
   report["bytes"]["exchanged"] = exchanged;
   report["checks"] = nlohmann::json::object();
   report["newton"] = verdict;

@@ -67,6 +67,24 @@ void solve_options(CLI::App& app, SolveOptions& o) {
   one_of(app, "--transport", o.transport, {"auto", "mpi", "nccl"},
          "what carries them; auto: NCCL between GPUs, else MPI");
   app.add_flag("--reproducible", o.reproducible, "the same bits for any number of ranks and any windows");
+  app.add_option(
+         "--checkpoint", o.checkpoint,
+         "where to leave checkpoints (default OUT.h5.checkpoint, when SIGTERM, SIGUSR1 or SIGUSR2 asks for one; "
+         "then exit code 75)")
+      ->type_name("FILE")
+      ->group("Batch jobs");
+  app.add_option("--checkpoint-every", o.checkpoint_every,
+                 "seconds between checkpoints (default 600 with --checkpoint); 0: only when a signal asks")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("SECONDS")
+      ->group("Batch jobs");
+  app.add_flag("--resume", o.resume, "continue from the checkpoint, if there is one, on any number of ranks")
+      ->group("Batch jobs");
+  app.add_option("--stall-timeout", o.stall_timeout, "end the job when nothing has moved for so long; 0 is never")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->group("Batch jobs");
   app.add_option("--report", o.report, "write a report")->type_name("FILE.json");
   app.add_flag("--force", o.force, "replace an existing output");
   app.add_flag("--quiet", o.quiet, "print errors only");

@@ -29,6 +29,10 @@ struct SolveOptions {
   ScanAlgorithm scan = ScanAlgorithm::automatic;
   std::string transport = "auto";
   bool reproducible = false;
+  std::string checkpoint;                  ///< empty: OUT.checkpoint, when a signal asks for it
+  std::optional<double> checkpoint_every;  ///< seconds; 0: only when a signal asks for it
+  bool resume = false;
+  double stall_timeout = 300;  ///< seconds; 0: never
   std::string report;
   bool force = false;
   bool quiet = false;

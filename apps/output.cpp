@@ -34,23 +34,21 @@ void check_output_path(const std::string& path, const std::string& input, bool f
 }
 
 SharedOutput::SharedOutput(Transport& ranks, const std::string& path, const std::string& input, bool force,
-                           const std::vector<OutputDataset>& datasets, const Attributes& attributes)
+                           const std::vector<OutputDataset>& datasets, const Attributes& attributes,
+                           const std::string& mark)
     : ranks_(ranks) {
   std::string layout;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
     check_output_path(path, input, force);
-    file_ = OutputFile::create(path, datasets, attributes);
+    file_ = mark.empty() ? OutputFile::create(path, datasets, attributes)
+                         : OutputFile::reopen(path, datasets, attributes, mark);
     layout = to_text(file_->datasets());
   });
   layout = broadcast(ranks, layout, 0);
   agree(ranks, [&] {
     if (ranks.rank() != 0) file_ = OutputFile::join(path, from_text(layout));
   });
-}
-
-SharedOutput::~SharedOutput() {
-  if (file_ && !committed_ && ranks_.rank() == 0) file_->abandon();
 }
 
 void SharedOutput::write(const std::string& dataset, const Slab& slab, const void* data) {
@@ -62,12 +60,19 @@ void SharedOutput::write(const std::string& dataset, const Slab& slab, const voi
   bytes_ += elements * static_cast<std::int64_t>(size_of(d.type));
 }
 
-void SharedOutput::commit(const Attributes& attributes) {
+void SharedOutput::sync() {
   agree(ranks_, [&] { file_->sync(); });
+}
+
+void SharedOutput::keep() {
+  if (ranks_.rank() == 0) file_->keep();
+}
+
+void SharedOutput::commit(const Attributes& attributes) {
+  sync();
   agree(ranks_, [&] {
     if (ranks_.rank() == 0) file_->commit(attributes);
   });
-  committed_ = true;
 }
 
 }  // namespace longscan

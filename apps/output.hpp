@@ -7,18 +7,24 @@
 namespace longscan {
 
 /// Created by rank 0 under its temporary name, joined by the others, renamed when every rank is done. If it goes out of
-/// scope before that, rank 0 removes the temporary file.
+/// scope before that, rank 0 removes the temporary file unless it is to be kept.
 class SharedOutput {
  public:
-  /// Collective. Refuses an existing `path` unless `force` (usage), and `path` = `input`.
+  /// Collective. Refuses an existing `path` unless `force` (usage), and `path` = `input`. With a `mark` it continues
+  /// the temporary file that has it.
   SharedOutput(Transport& ranks, const std::string& path, const std::string& input, bool force,
-               const std::vector<OutputDataset>& datasets, const Attributes& attributes);
-  ~SharedOutput();
+               const std::vector<OutputDataset>& datasets, const Attributes& attributes, const std::string& mark = "");
   SharedOutput(const SharedOutput&) = delete;
   SharedOutput& operator=(const SharedOutput&) = delete;
 
   /// Not collective.
   void write(const std::string& dataset, const Slab& slab, const void* data);
+  /// Collective. What was written so far is on disk.
+  void sync();
+  /// Not collective. The temporary file stays there whatever happens, until `commit`.
+  void keep();
+  /// On rank 0: the mark of the temporary file.
+  std::string mark() const { return file_->mark(); }
   /// Collective.
   void commit(const Attributes& attributes = {});
   std::int64_t bytes_written() const { return bytes_; }
@@ -26,7 +32,6 @@ class SharedOutput {
  private:
   Transport& ranks_;
   std::optional<OutputFile> file_;
-  bool committed_ = false;
   std::int64_t bytes_ = 0;
 };
 

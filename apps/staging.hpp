@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Bytes between files, which are read and written beside the solve, and the memory that kernels reach.
+#include <algorithm>
+#include <cstddef>
+
+#include "core/portable.hpp"
+
+namespace longscan {
+
+using HostBytes = Kokkos::View<std::byte*, SharedSpace>;
+using DeviceBytes = Kokkos::View<std::byte*, Kokkos::DefaultExecutionSpace::memory_space>;
+/// Kernels work on what was read where it was read to.
+inline constexpr bool kernels_reach_host = std::is_same_v<HostBytes, DeviceBytes>;
+
+/// At least `bytes` bytes, and at least one; the old ones are lost where it has to grow.
+template <class Bytes>
+void reserve_bytes(Bytes& array, std::int64_t bytes) {
+  bytes = std::max<std::int64_t>(1, bytes);
+  if (static_cast<std::int64_t>(array.extent(0)) >= bytes) return;
+  array = Bytes();  // give the old memory back first
+  array = Bytes(Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::part"), bytes);
+}
+
+/// One array of a window on the device; on a host the slot's own memory.
+class DeviceArea {
+ public:
+  /// Where the kernels find what is in `host`.
+  std::byte* upload(const HostBytes& host, std::int64_t bytes) {
+    if constexpr (!kernels_reach_host) {
+      reserve_bytes(memory_, bytes);
+      if (bytes > 0) Kokkos::deep_copy(part(memory_, bytes), part(host, bytes));
+      return memory_.data();
+    }
+    return host.data();
+  }
+  /// Where the kernels leave what `download` then brings to `host`.
+  std::byte* target(const HostBytes& host, std::int64_t bytes) {
+    if constexpr (!kernels_reach_host) {
+      reserve_bytes(memory_, bytes);
+      return memory_.data();
+    }
+    return host.data();
+  }
+  /// Waits for the kernels launched before.
+  void download(const HostBytes& host, std::int64_t bytes) const {
+    if constexpr (!kernels_reach_host)
+      if (bytes > 0) Kokkos::deep_copy(part(host, bytes), part(memory_, bytes));
+  }
+
+ private:
+  template <class Bytes>
+  static Bytes part(const Bytes& bytes, std::int64_t n) {
+    return Kokkos::subview(bytes, std::make_pair(std::int64_t{0}, n));
+  }
+  DeviceBytes memory_;
+};
+
+}  // namespace longscan
