@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -114,6 +116,7 @@ struct Problem {
   bool undecayed = false;
   int span = D;
   float beta_high = 1.f;
+  int group = 1;  ///< heads of v to one of q and k
 };
 
 template <class T>
@@ -122,6 +125,7 @@ struct Given {
   const float* log_decay;
   int heads, d_key, d_value;
   bool own_eta, undecayed;
+  int group;
 };
 
 template <class T>
@@ -135,12 +139,13 @@ struct Inputs {
       : tokens(tokens), heads(heads), problem(problem) {
     const std::int64_t n = tokens * heads;
     const int dk = problem.d_key, dv = problem.d_value;
-    q = device<T>(n * dk), k = device<T>(n * dk), v = device<T>(n * dv), o = device<T>(n * dv);
+    const std::int64_t shared = n / problem.group;
+    q = device<T>(shared * dk), k = device<T>(shared * dk), v = device<T>(n * dv), o = device<T>(n * dv);
     beta = device<T>(n), eta = device<T>(n);
     const auto blocks = static_cast<unsigned>((n + 7) / 8), few = static_cast<unsigned>((n + 255) / 256);
     if (n > 0) {
-      fill_vectors<<<blocks, 256>>>(q, n, dk, seed + 1, true, D);
-      fill_vectors<<<blocks, 256>>>(k, n, dk, seed + 2, true, problem.span);
+      fill_vectors<<<blocks, 256>>>(q, shared, dk, seed + 1, true, D);
+      fill_vectors<<<blocks, 256>>>(k, shared, dk, seed + 2, true, problem.span);
       fill_vectors<<<blocks, 256>>>(v, n, dv, seed + 3, false, D);
       fill_scalars<<<few, 256>>>(beta, n, seed + 4, 0.f, problem.beta_high);
       fill_scalars<<<few, 256>>>(eta, n, seed + 5, 0.f, 1.f);
@@ -159,15 +164,27 @@ struct Inputs {
     cudaFree(log_decay);
   }
   Given<T> given() const {
-    return {
-        q, k, v, beta, eta, o, log_decay, heads, problem.d_key, problem.d_value, problem.own_eta, problem.undecayed};
+    return {q,
+            k,
+            v,
+            beta,
+            eta,
+            o,
+            log_decay,
+            heads,
+            problem.d_key,
+            problem.d_value,
+            problem.own_eta,
+            problem.undecayed,
+            problem.group};
   }
   Pass pass(bool outputs) const {
     Pass p;
     constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
     p.type = bf16 ? Type::bf16 : Type::f16;
     p.d_key = problem.d_key, p.d_value = problem.d_value;
-    const std::int64_t row = std::int64_t{heads} * p.d_key, value_row = std::int64_t{heads} * p.d_value;
+    p.group = problem.group;
+    const std::int64_t row = std::int64_t{heads / p.group} * p.d_key, value_row = std::int64_t{heads} * p.d_value;
     p.q = {q, row, p.d_key}, p.k = {k, row, p.d_key}, p.v = {v, value_row, p.d_value};
     p.tokens = tokens, p.heads = heads;
     p.beta = {beta, p.type, heads, 1};
@@ -200,13 +217,13 @@ __global__ void reference(Given<T> in, const Task* tasks, int task_count, double
   }
   double wrong = 0, size = 0, count = 0;
   for (std::int64_t t = task.begin; t < task.end; ++t) {
-    const std::int64_t i = t * in.heads + task.head;
+    const std::int64_t i = t * in.heads + task.head, shared = t * (in.heads / in.group) + task.head / in.group;
     double k[4], q[4], sk = 0, sq = 0;
     const double decay = in.log_decay ? exp(double(in.log_decay[i])) : 1.0;
     for (int j = 0; j < 4; ++j) {
       const bool inside = lane * 4 + j < in.d_key;
-      k[j] = inside ? get(in.k + i * in.d_key + lane * 4 + j) : 0;
-      q[j] = inside ? get(in.q + i * in.d_key + lane * 4 + j) : 0;
+      k[j] = inside ? get(in.k + shared * in.d_key + lane * 4 + j) : 0;
+      q[j] = inside ? get(in.q + shared * in.d_key + lane * 4 + j) : 0;
       sk += (in.undecayed ? s[j] : decay * s[j]) * k[j];
     }
     for (int d = 16; d > 0; d >>= 1) sk += __shfl_xor_sync(0xffffffffu, sk, d);
@@ -407,14 +424,15 @@ void check_case(const char* name, std::int64_t tokens, int heads, Problem proble
   for (const Counts& x : c) bad += x.bad, breaches += x.breaches;
   if (bad) std::printf("  %s: reported bad\n", name), ++failures;
   // the breaches, on the host
-  const auto hk = host(in.k, tokens * heads * dk);
+  const auto hk = host(in.k, tokens * heads / problem.group * dk);
   const auto hb = host(in.beta, tokens * heads);
   const auto hg = host(in.log_decay, in.log_decay ? tokens * heads : 0);
   const auto number = [](T x) { return static_cast<double>(static_cast<float>(x)); };
   int least = 0, most = 0;
   for (std::int64_t i = span.begin * heads; i < tokens * heads; ++i) {
     double squares = 0;
-    for (int j = 0; j < dk; ++j) squares += number(hk[i * dk + j]) * number(hk[i * dk + j]);
+    const std::int64_t shared = i / heads * (heads / problem.group) + i % heads / problem.group;
+    for (int j = 0; j < dk; ++j) squares += number(hk[shared * dk + j]) * number(hk[shared * dk + j]);
     const double limit = problem.undecayed && !hg.empty() ? 1 + std::exp(double(hg[i])) : 2;
     least += number(hb[i]) * squares > limit * (1 + 1e-5), most += number(hb[i]) * squares > limit * (1 - 1e-5);
   }
@@ -505,6 +523,7 @@ void check_sizes(int d_key, int d_value, bool small) {
   check_case<B>(name, T, 2, with([](Problem& x) { x.span = 32; }), {}, true);
   check_case<B>(name, 200, 2, with(eta), {.start = true, .no_values = true}, true);
   check_case<B>(name, T, 2, with(eta), {.start = true, .outputs = false}, true);
+  check_case<B>("groups of heads", 300, 6, with([](Problem& x) { x.group = 3; }), {.start = true}, true);
   check_case<B>("probe", 177, 3, with(eta), {.begin = 30, .probe_at = 101, .start = true}, true);
   check_case<B>("probe at the start", 177, 3, with(eta), {.begin = 30, .probe_at = 30, .start = true}, true);
   check_case<B>("probe at the end", 177, 3, with(eta), {.begin = 30, .probe_at = 177, .start = true}, true);
@@ -532,16 +551,64 @@ void check_sizes(int d_key, int d_value, bool small) {
   check_map<B>(name, 0, 150, 2, 2e-3, with([](Problem& x) { x.gates = Gates::usual; }));
 }
 
-/// The least that shows races and wild accesses, for compute-sanitizer.
-void check_least() {
-  for (const auto [k, v] : {std::pair{128, 128}, {64, 64}, {64, 128}, {128, 64}, {96, 72}}) {
+/// What is not finite is reported, whether it comes in by v, by a query beyond fp16 (only outputs see it) or by a
+/// decay.
+void check_bad(int d) {
+  for (int kind = 0; kind < 4; ++kind) {
     Problem p;
-    p.d_key = k, p.d_value = v, p.own_eta = true;
-    Problem gated = p;
-    gated.gates = Gates::bursts;
-    check_case<B>("plain", 400, 1, p, {.begin = 3, .probe_at = 170, .start = true});
-    check_case<B>("gated", 400, 1, gated, {.begin = 3, .probe_at = 170, .start = true});
-    check_case<B>("gated, states only", 400, 1, gated, {.start = true, .outputs = false});
+    p.d_key = p.d_value = d, p.gates = kind == 3 ? Gates::usual : Gates::none;
+    Inputs<B> in(300, 2, 8, p);
+    const B large = __float2bfloat16(kind == 1 ? INFINITY : 1e30f);
+    const float nan = NAN;
+    const std::int64_t at = (100 * 2 + 1) * d + 17;  // head 1
+    if (kind == 1) CHECK(cudaMemcpy(in.v + at, &large, 2, cudaMemcpyHostToDevice));
+    if (kind == 2) CHECK(cudaMemcpy(in.q + at, &large, 2, cudaMemcpyHostToDevice));
+    if (kind == 3) CHECK(cudaMemcpy(in.log_decay + 201, &nan, 4, cudaMemcpyHostToDevice));
+    std::vector<Task> tasks(2);
+    for (int h = 0; h < 2; ++h) tasks[h].head = h, tasks[h].end = 300;
+    Counts* counts = upload(std::vector<Counts>(2));
+    Pass pass = in.pass(true);
+    pass.tasks = upload(tasks), pass.task_count = 2, pass.counts = counts;
+    CHECK(run_pass(pass, nullptr));
+    CHECK(cudaDeviceSynchronize());
+    const auto c = host(counts, 2);
+    const char* names[] = {"all finite", "v infinite", "q beyond fp16", "a decay NaN"};
+    char line[100];
+    std::snprintf(line, sizeof line, "K=V=%d, %s: reports wrong", d, names[kind]);
+    verdict(line, (c[0].bad != 0) + (c[1].bad != (kind > 0)), 0);
+  }
+}
+
+/// Pairs give what the tasks give alone.
+void check_pairs() {
+  for (const Gates gates : {Gates::none, Gates::usual}) {
+    Problem p;
+    p.d_key = p.d_value = 64, p.gates = gates;
+    const int heads = 3, size = 64 * 64;
+    Inputs<B> in(200, heads, 19, p);
+    float* states[2];
+    for (int paired = 0; paired < 2; ++paired) {
+      states[paired] = device<float>(4 * heads * size);
+      CHECK(cudaMemset(states[paired], 0xff, 4 * heads * size * 4));
+      std::vector<Task> tasks;
+      for (int h = 0; h < heads; ++h)
+        for (int part = 0; part < 2; ++part) {
+          Task t;
+          t.head = h, t.begin = h == 2 ? 200 : 7, t.end = 200, t.probe_at = h == 1 ? 99 : -1;
+          t.flags = part == 0 ? from_identity | without_values : 0;
+          t.to = {states[paired] + (2 * h + part) * size, 1, 64};
+          if (h == 1) t.probe = {states[paired] + (2 * heads + part) * size, 1, 64};
+          tasks.push_back(t);
+        }
+      Pass pass = in.pass(false);
+      pass.tasks = upload(tasks), pass.task_count = 2 * heads, pass.paired = paired;
+      CHECK(run_pass(pass, nullptr));
+      CHECK(cudaDeviceSynchronize());
+    }
+    const int n = (2 * heads + 2) * size;
+    const auto a = host(states[0], n), b = host(states[1], n);
+    verdict("pairs and single tasks: states that differ",
+            std::inner_product(a.begin(), a.end(), b.begin(), 0.0, std::plus<>(), std::not_equal_to<>()), 0);
   }
 }
 
@@ -565,10 +632,27 @@ void check_zero_decay(int d) {
   verdict("a decay of 0 and no decay: outputs that differ", differ, 0);
 }
 
+/// The least that shows races and wild accesses, for compute-sanitizer.
+void check_least() {
+  for (const auto [k, v] : {std::pair{128, 128}, {64, 64}, {64, 128}}) {
+    Problem p;
+    p.d_key = k, p.d_value = v, p.own_eta = true;
+    Problem gated = p;
+    gated.gates = Gates::bursts;
+    check_case<B>("plain", 400, 1, p, {.begin = 3, .probe_at = 170, .start = true});
+    check_case<B>("gated", 400, 1, gated, {.begin = 3, .probe_at = 170, .start = true});
+    check_case<B>("gated, states only", 400, 1, gated, {.start = true, .outputs = false});
+  }
+  check_pairs();
+}
+
 void check(bool small) {
   std::printf("against float64, token by token\n");
   for (const auto [k, v] : {std::pair{128, 128}, {64, 64}, {64, 128}, {128, 64}, {96, 96}, {72, 104}})
     if (!small || k % 64 == 0) check_sizes(k, v, small);
+  check_pairs();
+  check_bad(128);
+  check_bad(64);
   check_zero_decay(128);
   check_zero_decay(64);
   if (small) return;
@@ -636,7 +720,7 @@ struct Solve {
   void run(cudaStream_t stream, int parts = 3) {
     if (parts & 1) {
       Pass m = in.pass(false);
-      m.tasks = device_maps, m.task_count = static_cast<int>(map_tasks.size()), m.counts = counts;
+      m.tasks = device_maps, m.task_count = static_cast<int>(map_tasks.size()), m.counts = counts, m.paired = true;
       CHECK(run_pass(m, stream));
       if (horizon > 0)
         CHECK(matrix_norms(P, size(), borders * in.heads, norms, stream, size()));

@@ -819,6 +819,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       hold(O);
       if (lane == 0) barrier_arrive(bar.m_empty(slot.slot));
     }
+    __syncwarp();  // all lanes have read
     if (lane == 0) leave(done_stage, c);
     __syncwarp();
     marks.mark(25);

@@ -76,6 +76,9 @@ struct Pass {
   std::int32_t d_key = 128, d_value = 128;  ///< of 64 to 128; what is not 64 or 128 is padded on chip
   TokenScalars log_decay;                   ///< natural logarithms, <= 0, also -infinity (forgets all); none: no decay
   bool erase_undecayed = false;  ///< with log_decay: S (D - beta k kᵀ) for S D (I - beta k kᵀ), D = e^log_decay
+  /// Says that tasks 2i and 2i + 1 have the same begin, end, head and probe_at (a map's P and L, say), so that they
+  /// could share their work on the keys. Without effect so far.
+  bool paired = false;
 };
 
 /// True if the current device and these shapes can take this path; d_key and d_value must be the pass's.
