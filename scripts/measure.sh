@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Measures the numbers that README.md states, on this machine: accuracy of the delta rule against float64, speed on one
-# and two ranks, and the methods of `longscan newton`. Takes some minutes; wants an otherwise idle machine.
-#   scripts/measure.sh [accuracy] [speed] [newton]        (default: all three)
+# and two ranks, the methods of `longscan newton`, and the scan over ranks. Takes some minutes; wants an otherwise idle
+# machine.
+#   scripts/measure.sh [accuracy] [speed] [newton] [scan]        (default: all four)
 #   scripts/measure.sh pictures        makes examples/pictures again (wants python3-matplotlib and python3-h5py)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,7 +12,7 @@ longscan=$here/build/apps/longscan
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-what=${*:-accuracy speed newton}
+what=${*:-accuracy speed newton scan}
 
 echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores; $(date +%F)"
 "$longscan" info
@@ -60,6 +61,17 @@ gru 64 4096 newton
 gru 256 4096
 gru 1024 1024
 ROWS
+fi
+
+if [[ $what == *scan* ]]; then
+  echo
+  echo "== scan: every algorithm, model beside measurement; more ranks than cores share them"
+  for ranks in 2 4 8 16; do
+    for words in "--heads 16 --d-key 128 --d-value 128" "--heads 4 --d-key 64 --d-value 64" "--maps diagonal --hidden 1024"; do
+      # shellcheck disable=SC2086 # the words are options
+      mpirun --oversubscribe -n "$ranks" "$longscan" bench scan $words
+    done
+  done
 fi
 
 if [[ $what == *pictures* ]]; then

@@ -50,6 +50,18 @@ def scan_seconds(algorithm, p, n, point, map_, maps, c):
     raise ValueError(algorithm)
 
 
+def choose(p, n, point, map_, maps, c, same_bits=False):
+    """What --scan auto takes: doubling by nominal costs alone, else the best of the three with the same bits."""
+    nominal = {"alpha": 2e-6, "beta": 1e-10, "apply": map_ * 1e-10 + 1e-7, "compose": 0, "launch": 0}
+    best = lambda costs: min(SAME_BITS, key=lambda a: scan_seconds(a, p, n, point, map_, maps, costs))
+    if p <= 2:
+        return "chain"
+    doubling = scan_seconds("doubling", p, n, point, map_, maps, nominal)
+    if not same_bits and 2 * doubling < scan_seconds(best(nominal), p, n, point, map_, maps, nominal):
+        return "doubling"
+    return best(c)
+
+
 class Problem:
     def __init__(self, o, tokens):
         self.tokens, self.heads, self.key, self.value, self.element = tokens, o.heads, o.d_key, o.d_value, o.element_bytes
@@ -70,7 +82,7 @@ def table(problem, ranks, costs, o):
     rows = []
     for p in ranks:
         scans = {a: scan_seconds(a, p, problem.heads, problem.point, problem.map, 1, costs) for a in SAME_BITS + ("doubling",)}
-        best = min(SAME_BITS, key=scans.get)
+        best = choose(p, problem.heads, problem.point, problem.map, 1, costs)
         solve = problem.solve_seconds(p, o.solve_ns, o.map_factor)
         files = problem.file_bytes() / (min(p * o.io_gbs, o.io_most_gbs) * 1e9)
         rows.append({"ranks": p, "solve": solve, "scan": scans[best], "algorithm": best, "scans": scans, "files": files,
@@ -128,14 +140,17 @@ def print_check(found, o):
 
 
 def picture(all_rows, found, path):
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("no matplotlib for " + sys.executable + ", so no picture; on Debian: apt-get install python3-matplotlib, and /usr/bin/python3")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(1, len(all_rows) + 1, figsize=(5.2 * (len(all_rows) + 1), 4.4), constrained_layout=True)
     for axis, (problem, rows) in zip(axes, all_rows):
         p = [r["ranks"] for r in rows]
         for what in ("solve", "scan", "files", "total"):
-            axis.loglog(p, [max(r[what], 1e-9) for r in rows], label=what, base=10, marker=".")
+            axis.loglog(p, [r[what] or math.nan for r in rows], label=what, base=10, marker=".")
         axis.set_title(f"T = {problem.tokens:,}, H = {problem.heads}, K = {problem.key}, V = {problem.value}")
         axis.set_xlabel("ranks"), axis.set_ylabel("seconds (model)"), axis.grid(True, alpha=0.3), axis.legend()
     axis = axes[-1]

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,13 +74,6 @@ class Transport {
   virtual void barrier() = 0;
   /// Bytes this rank has sent so far.
   virtual std::int64_t bytes_sent() const = 0;
-
-  /// Seconds of a message and of a byte more between neighbours, the same on every rank, once somebody has measured
-  /// them.
-  struct Link {
-    double latency = 0, byte = 0;
-  };
-  std::optional<Link> link;
 };
 
 /// The ranks of MPI_COMM_WORLD. MPI must be initialised and outlive the transport.

@@ -57,7 +57,9 @@ ncclResult_t finished(ncclComm_t comm, std::chrono::seconds deadline) {
 class NcclTransport final : public Transport {
  public:
   NcclTransport(Transport& ranks, ncclComm_t comm) : ranks_(ranks), comm_(comm) {}
-  ~NcclTransport() override { ncclCommAbort(comm_); }  // local, unlike ncclCommDestroy; all transfers are settled
+  ~NcclTransport() override {
+    if (comm_) ncclCommAbort(comm_);  // local, unlike ncclCommDestroy; all transfers are settled
+  }
 
   int rank() const override { return ranks_.rank(); }
   int size() const override { return ranks_.size(); }
@@ -118,6 +120,7 @@ class NcclTransport final : public Transport {
   }
   [[noreturn]] void give_up(const std::string& what) {
     ncclCommAbort(comm_);  // else its kernels would wait for ever, and the end of the program for them
+    comm_ = nullptr;
     fail(what + " (NCCL_DEBUG=WARN says more; --transport mpi does without)");
   }
 

@@ -2,6 +2,8 @@
 // What a scan costs here: the messages between neighbours and the maths, measured; and the choice that follows.
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <string>
 
 #include "dist/exclusive_scan.hpp"
 #include "local/affine_scan.hpp"
@@ -24,8 +26,12 @@ double least_seconds(int runs, const F& f) {
   return least;
 }
 
+struct Link {
+  double latency = 0, byte = 0;
+};
+
 /// alpha and beta: messages of memory that kernels reach, from every rank to the next, around, at once. Collective.
-Transport::Link measure_link(Transport& ranks) {
+Link measure_link(Transport& ranks) {
   constexpr std::int64_t large = std::int64_t{1} << 20;
   Courier courier(ranks);
   const DeviceArray<char> out("longscan::scan::out", large), in("longscan::scan::in", large);
@@ -43,6 +49,15 @@ Transport::Link measure_link(Transport& ranks) {
   return {seconds[0], std::max(0.0, seconds[1] - seconds[0]) / large};
 }
 
+/// Measured once in the life of a program: all ranks come here in the same order.
+Link link_of(Transport& ranks) {
+  static std::map<std::pair<std::string, int>, Link> known;
+  const auto key = std::pair(ranks.name(), ranks.size());
+  auto it = known.find(key);
+  if (it == known.end()) it = known.emplace(key, measure_link(ranks)).first;
+  return it->second;
+}
+
 template <class T>
 ScanSize size_of(const ScanPart<T>& part) {
   return {part.count, part.point_size() * static_cast<std::int64_t>(sizeof(T)),
@@ -55,8 +70,8 @@ template <class T>
 ScanCosts measure_scan(Transport& ranks, const ScanPart<T>& part, bool compose) {
   ScanCosts costs;
   if (ranks.size() > 1) {
-    if (!ranks.link) ranks.link = measure_link(ranks);
-    costs.latency = ranks.link->latency, costs.byte = ranks.link->byte;
+    const Link link = link_of(ranks);
+    costs.latency = link.latency, costs.byte = link.byte;
   }
   // as many elements as there are, but not more than some memory holds
   const std::int64_t point = part.point_size(), map = part.map_size();
