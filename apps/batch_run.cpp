@@ -33,7 +33,6 @@ BatchRun::BatchRun(Transport& ranks, const SolveOptions& options, Checkpoint ide
     every_ = 600;
   if (!start_watchdog(options.stall_timeout) && options.stall_timeout > 0)
     progress_.say("note: this MPI has no MPI_THREAD_MULTIPLE, so nothing watches for ranks that are stuck");
-  install_stop_signals();
 
   std::string text;
   agree(ranks, [&] {

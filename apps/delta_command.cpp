@@ -9,6 +9,7 @@
 #include "apps/delta_file.hpp"
 #include "apps/pipeline.hpp"
 #include "apps/report.hpp"
+#include "apps/stop_request.hpp"
 #include "apps/stopwatch.hpp"
 #include "apps/window.hpp"
 
@@ -189,6 +190,7 @@ void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, con
 void run_delta(Transport& ranks, const DeltaCommand& command) {
   const auto start = Clock::now();
   require_reproducible_scan(command.solve.scan, command.solve.reproducible);
+  install_stop_signals();
   std::optional<InputFile> file;
   std::string found, fingerprint;
   agree(ranks, [&] {

@@ -10,6 +10,7 @@
 #include "apps/newton_problem.hpp"
 #include "apps/pipeline.hpp"
 #include "apps/staging.hpp"
+#include "apps/stop_request.hpp"
 #include "apps/stopwatch.hpp"
 #include "apps/window.hpp"
 #include "core/device_memory.hpp"
@@ -379,6 +380,7 @@ std::string verdict_line(const NewtonReport& r) {
 void run_newton(Transport& ranks, const NewtonCommand& command) {
   const auto start = std::chrono::steady_clock::now();
   require_reproducible_scan(command.solve.scan, command.solve.reproducible);
+  install_stop_signals();
   std::optional<InputFile> file;
   std::string found, cell_text, fingerprint;
   agree(ranks, [&] {

@@ -202,6 +202,21 @@ void generate_options(CLI::App& app, GenerateDelta& g) {
   app.footer("Example:\n  longscan generate delta -o in.h5 --tokens 4096 --heads 2 --d-key 32 --d-value 32 --seed 1");
 }
 
+void bench_io_options(CLI::App& app, BenchIo& b) {
+  app.add_option("--tokens", b.tokens, "T")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--heads", b.heads, "H")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--d-key", b.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--d-value", b.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str();
+  choice(app, "--dtype", b.type, types, "type of the datasets (default f32)");
+  app.add_option("--window", b.window, "tokens a rank in memory at a time (default: a sixteenth)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("TOKENS");
+  app.add_option("--folder", b.folder, "where the files go; they are removed")->type_name("DIR")->capture_default_str();
+  app.add_option("--runs", b.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
+  app.footer("Example:\n  longscan bench io --tokens 8192 --heads 1");
+}
+
 const CLI::App* innermost(const CLI::App* app) {
   while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
   return app;
@@ -393,6 +408,10 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   BenchScan bench_scan;
   CLI::App* bench_scan_app = bench_app->add_subcommand("scan", "the scan over ranks: model and measurement");
   bench_scan_options(*bench_scan_app, bench_scan);
+  BenchIo bench_io;
+  CLI::App* bench_io_app =
+      bench_app->add_subcommand("io", "the delta rule from file to file, beside a copy and a solve");
+  bench_io_options(*bench_io_app, bench_io);
 
   CLI::App* info_app = app.add_subcommand("info", "version, libraries, devices");
   info_app->footer("Example:\n  longscan info");
@@ -427,6 +446,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   if (bench_delta_app->parsed()) run_bench_delta(ranks, bench);
   if (bench_newton_app->parsed()) run_bench_newton(ranks, bench_newton);
   if (bench_scan_app->parsed()) run_bench_scan(ranks, bench_scan);
+  if (bench_io_app->parsed()) run_bench_io(ranks, bench_io);
   if (info_app->parsed()) run_info(ranks);
 }
 

@@ -130,6 +130,14 @@ struct BenchScan {
   bool json = false;
 };
 
+struct BenchIo {
+  std::int64_t tokens = 262144, window = 0;
+  int heads = 2, d_key = 128, d_value = 128, runs = 5;
+  DType type = DType::f32;
+  std::string folder = ".";
+  bool json = false;
+};
+
 /// Each runs on every rank; throws Error.
 void run_delta(Transport& ranks, const DeltaCommand& command);
 void run_newton(Transport& ranks, const NewtonCommand& command);
@@ -141,6 +149,7 @@ void run_plan(Transport& ranks, const PlanCommand& command);
 void run_bench_delta(Transport& ranks, const BenchDelta& command);
 void run_bench_newton(Transport& ranks, const BenchNewton& command);
 void run_bench_scan(Transport& ranks, const BenchScan& command);
+void run_bench_io(Transport& ranks, const BenchIo& command);
 void run_info(Transport& ranks);
 
 /// Reads the command line and runs what it asks for. Throws Error; usage errors too. Returns without doing anything

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Measures the numbers that README.md states, on this machine: accuracy of the delta rule against float64, speed on one
-# and two ranks, the methods of `longscan newton`, and the scan over ranks. Takes some minutes; wants an otherwise idle
+# and two ranks, the methods of `longscan newton`, the scan over ranks, and from file to file. Takes some minutes; wants an otherwise idle
 # machine.
-#   scripts/measure.sh [accuracy] [speed] [newton] [scan]        (default: all four)
+#   scripts/measure.sh [accuracy] [speed] [newton] [scan] [io]        (default: all five)
 #   scripts/measure.sh pictures        makes examples/pictures again (wants python3-matplotlib and python3-h5py)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,7 +12,7 @@ longscan=$here/build/apps/longscan
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-what=${*:-accuracy speed newton scan}
+what=${*:-accuracy speed newton scan io}
 
 echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores; $(date +%F)"
 "$longscan" info
@@ -41,6 +41,14 @@ if [[ $what == *speed* ]]; then
   echo "== speed: one and two ranks, the same tokens"
   for ranks in 1 2; do
     mpirun --oversubscribe -n "$ranks" "$longscan" bench delta --tokens 1048576 --heads 1 --runs 5
+  done
+fi
+
+if [[ " $what " == *" io "* ]]; then
+  echo
+  echo "== file to file beside a copy of the same bytes and a solve in memory"
+  for ranks in 1 2; do
+    mpirun --oversubscribe -n "$ranks" "$longscan" bench io --tokens 524288 --heads 2 --folder "$work"
   done
 fi
 

@@ -1,0 +1,492 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Solves as batch jobs: checkpoints, signals, and what breaks while they run.
+
+    cli_batch_test.py --longscan build/apps/longscan [--only CLASS[.TEST]…] --launch mpirun --oversubscribe -n
+
+Jobs are stopped, killed and hindered while they run. Each must end by itself, with one message and the right code;
+--resume must then finish as if nothing had happened.
+"""
+import argparse
+import contextlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import cli_test
+from cli_test import BAD_INPUT, FILE_IO, RESOURCES, USAGE, Command, contents
+
+import h5py
+import numpy as np
+
+INTERNAL, INTERRUPTED = 1, 75
+
+
+class Job:
+    """A command under way on some ranks."""
+
+    def __init__(self, words, ranks, folder):
+        env = dict(os.environ, TERM="xterm", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   OMPI_MCA_pml="ob1", OMPI_MCA_ess_singleton_isolated="1")
+        self.log = tempfile.TemporaryFile("w+")
+        start = [*cli_test.LAUNCH, str(ranks)] if ranks > 1 else []
+        self.ranks = ranks
+        self.began = time.monotonic()
+        self.process = subprocess.Popen([*start, cli_test.LONGSCAN, *map(str, words)], env=env, cwd=folder,
+                                        stdout=self.log, stderr=self.log)
+
+    def rank_pids(self):
+        """Process numbers by rank, once all have started."""
+        if self.ranks == 1:
+            return [self.process.pid]
+        found, above = {}, {self.process.pid}
+        parents = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, IndexError):
+                with open(f"/proc/{pid}/stat") as f:
+                    parents[int(pid)] = int(f.read().rsplit(")", 1)[1].split()[1])
+        for _ in range(4):
+            above |= {pid for pid, parent in parents.items() if parent in above}
+        for pid in above:
+            with contextlib.suppress(OSError):
+                if os.path.samefile(f"/proc/{pid}/exe", cli_test.LONGSCAN):
+                    with open(f"/proc/{pid}/environ", "rb") as f:
+                        rank = re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", f.read())
+                    if rank:
+                        found[int(rank[1])] = pid
+        return [found[r] for r in range(self.ranks)] if len(found) == self.ranks else []
+
+    @contextlib.contextmanager
+    def held(self, checkpoint, but=()):
+        """Once there is a checkpoint the ranks are stopped, for things to happen to them; then they go on, `but` some."""
+        self.wait_for(self.rank_pids, "all ranks")
+        pids = self.rank_pids()
+        self.wait_for(lambda: os.path.exists(checkpoint), "the first checkpoint")
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield pids
+        for rank, pid in enumerate(pids):
+            if rank not in but:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def wait_for(self, condition, what, seconds=40):
+        end = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"{what}: not seen\n" + self.end()[1])
+            time.sleep(0.0002)
+
+    def printed(self):
+        """So far."""
+        with open(f"/proc/self/fd/{self.log.fileno()}") as f:
+            return f.read()
+
+    def end(self, seconds=120):
+        """Exit code, and what was printed."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            for pid in self.rank_pids():
+                os.kill(pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+            code = "it hangs"
+        self.seconds = time.monotonic() - self.began
+        self.log.seek(0)
+        with self.log:
+            return code, self.log.read()
+
+
+class Batch(Command):
+    """A solve in many small windows, and what an undisturbed one gives."""
+    # With --reproducible parts of the delta rule end where segments of 1024 tokens do.
+    words = {"delta": ("--window", "4096", "--reproducible"), "newton": ("--window", "1500", "--reproducible")}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.inputs = tempfile.mkdtemp(prefix="longscan_batch_")
+        cls.addClassCleanup(shutil.rmtree, cls.inputs)
+        cls.made = {}
+
+    def command(self, name):
+        return {"delta": "delta", "newton": "newton"}[name.split("_")[0]]
+
+    def input_of(self, name):
+        """The path of an input, and of its result."""
+        if name not in self.made:
+            path, out = (os.path.join(self.inputs, f"{name}{end}.h5") for end in ("", "-out"))
+            sizes = {"delta": ("--tokens", 1000000, "--heads", 1, "--d-key", 8, "--d-value", 8),
+                     "delta_large": ("--tokens", 1500000, "--heads", 1, "--d-key", 16, "--d-value", 16),
+                     "newton": ("--tokens", 100000, "--cell", "paralstm", "--hidden", 16, "--input", 16),
+                     "newton_gru": ("--tokens", 40000, "--cell", "gru", "--hidden", 16, "--input", 16)}[name]
+            self.succeed("generate", self.command(name), "-o", path, "--seed", "3", *sizes)
+            self.succeed(self.command(name), path, "-o", out, "--reproducible")
+            self.made[name] = path, out
+        return self.made[name]
+
+    def job(self, name, *words, ranks=3, path=None, out="out.h5"):
+        """`words` come beside those of every job; a window of theirs wins."""
+        own = self.words[self.command(name)]
+        if "--window" in words:
+            own = own[2:]
+        return Job((self.command(name), path or self.input_of(name)[0], "-o", self.at(out), "--checkpoint",
+                    self.at("checkpoint"), *own, *words), ranks, self.folder)
+
+    def stopped(self, name, *words, ranks=3, **kw):
+        """A job that was stopped by a signal after some windows."""
+        job = self.job(name, "--checkpoint-every", "0.000001", *words, ranks=ranks, **kw)
+        with job.held(self.at("checkpoint")) as pids:
+            os.kill(pids[-1], signal.SIGUSR1)
+        code, err = job.end()
+        self.assertEqual(code, INTERRUPTED, err)
+        return err
+
+    def resume(self, name, *words, ranks=3, **kw):
+        code, err = self.job(name, "--resume", "--window", "20000", *words, ranks=ranks, **kw).end()
+        self.assertEqual(code, 0, err)
+        return err
+
+    def same(self, name, out="out.h5"):
+        with h5py.File(self.at(out)) as found, h5py.File(self.input_of(name)[1]) as expected:
+            for n in expected:
+                self.assertEqual(found[n][()].tobytes(), expected[n][()].tobytes(), n)
+
+    def left(self):
+        return sorted(os.listdir(self.folder))
+
+    def one_message(self, err, *texts):
+        messages = [line for line in err.splitlines()
+                    if line.startswith("longscan: ") and "note: " not in line and " tokens in " not in line and
+                    not re.match(r"longscan: \d+ % of", line)]
+        self.assertEqual(len(messages), 1, err)
+        for text in texts:
+            self.assertIn(text, messages[0])
+
+
+class Resume(Batch):
+    def test_on_other_numbers_of_ranks(self):
+        for name in ("delta", "newton"):
+            for before, after in ((3, 2), (1, 3), (3, 4)):
+                with self.subTest(name=name, before=before, after=after):
+                    err = self.stopped(name, ranks=before)
+                    self.one_message(err, "SIGUSR1", "checkpoint", "--resume")
+                    self.assertEqual(self.left(), ["checkpoint", "out.h5.part"])
+                    self.resume(name, ranks=after)
+                    self.assertEqual(self.left(), ["out.h5"])
+                    self.same(name)
+                    os.remove(self.at("out.h5"))
+
+    def test_every_byte_on_the_same_ranks(self):
+        """Attributes of the output too; stopped twice. Not reproducible: bits depend on ranks and windows alone."""
+        for name in ("delta", "newton", "newton_gru"):
+            self.words = {"delta": ("--window", "16000"), "newton": ("--window", "2000")}
+            code, err = self.job(name, out="whole.h5").end()
+            self.assertEqual(code, 0, err)
+            self.stopped(name)
+            code, err = self.job(name, "--resume", "--checkpoint-every", "0.3").end()
+            self.assertEqual(code, 0, err)
+            self.assertEqual(contents(self.at("out.h5")), contents(self.at("whole.h5")))
+            os.remove(self.at("out.h5")), os.remove(self.at("whole.h5"))
+
+    def test_groups(self):
+        """A place between groups of unlike shape, and inside the second."""
+        parts = {f"/g{i}": cli_test.numbers(tokens=100, d_key=8 + i, seed=i) for i in range(3)}
+        path = self.write(groups=parts)
+        words = ("delta", path, "--group", "/g*", "--window", "20")
+        self.succeed(*words, "-o", self.at("whole.h5"), ranks=2)
+        places, code = [], INTERRUPTED
+        while code != 0:  # a signal that is there from the start stops it after the first window
+            job = Job((*words, "-o", self.at("out.h5"), "--checkpoint", self.at("checkpoint"), "--resume",
+                       "--checkpoint-every", "0.000001"), 2, self.folder)
+            job.wait_for(lambda: job.rank_pids() and " tokens in " in job.printed(), "the start")
+            for pid in job.rank_pids()[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+            code, err = job.end()
+            self.assertIn(code, (0, INTERRUPTED), err)
+            places += re.findall(r"stopped at token (\d+)", err)
+        self.assertTrue(places, err)
+        self.assertEqual(contents(self.at("out.h5")), contents(self.at("whole.h5")))
+
+    def test_nothing_to_resume(self):
+        err = self.resume("delta")
+        self.assertIn("starting from the beginning", err)
+        self.same("delta")
+
+    def test_killed_after_the_output_was_complete(self):
+        self.stopped("delta")
+        shutil.copy(self.at("checkpoint"), self.at("kept"))
+        self.resume("delta")
+        shutil.move(self.at("kept"), self.at("checkpoint"))
+        self.assertIn("complete already", self.resume("delta"))
+        self.same("delta")
+
+    def refuse(self, code, words, *texts, path=None):
+        before = self.left()
+        found, err = self.job("delta", *words, path=path).end()
+        self.assertEqual(found, code, err)
+        self.one_message(err, *texts)
+        self.assertEqual(self.left(), before)
+
+    def test_refusals(self):
+        path, _ = self.input_of("delta")
+        self.stopped("delta")
+        checkpoint, part = self.at("checkpoint"), self.at("out.h5.part")
+        good, states = contents(checkpoint), os.stat(part)
+        self.refuse(USAGE, (), "--resume", "--force")
+        self.refuse(BAD_INPUT, ("--resume", "--chunk", "32"), "other options", "chunk")
+        self.refuse(BAD_INPUT, ("--resume", "--normalize-keys"), "other options", "normalize_keys")
+        # one value in the middle, which no sample of the file holds
+        other = shutil.copy(path, self.at("other.h5"))
+        with h5py.File(other, "r+") as f:
+            f["v"][70001, 0, 3] += 1
+        self.refuse(BAD_INPUT, ("--resume",), "written again", path=other)
+        with h5py.File(other, "r+") as f:
+            f["v"][0, 0, 0] += 1
+        self.refuse(BAD_INPUT, ("--resume",), "another input", path=other)
+        os.remove(other)
+        middle = len(good) // 2
+        for text, damaged in (("damaged", good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1:]),
+                              ("cut short", good[:-1]), ("cut short", good[:middle]), ("not a checkpoint", b"checkpoint"),
+                              ("empty", b""), ("another version", good.replace(b"checkpoint 1\n", b"checkpoint 2\n", 1))):
+            with open(checkpoint, "wb") as f:
+                f.write(damaged)
+            self.refuse(BAD_INPUT, ("--resume",), text)
+        with open(checkpoint, "wb") as f:
+            f.write(good)
+        os.rename(part, self.at("away"))
+        self.refuse(BAD_INPUT, ("--resume",), "partial output", "is gone")
+        for content in (b"", b"\0" * states.st_size):
+            with open(part, "wb") as f:
+                f.write(content)
+            self.refuse(BAD_INPUT, ("--resume",), "is not the partial output")
+        os.rename(self.at("away"), part)
+        self.resume("delta")
+        self.same("delta")
+        shutil.copy(self.at("out.h5"), checkpoint)
+        self.refuse(BAD_INPUT, ("--resume", "--force"), "not a checkpoint")
+        self.refuse(BAD_INPUT, ("--force",), "not a checkpoint")
+        code, err = Job(("delta", path, "-o", self.at("b.h5"), "--checkpoint", path), 1, self.folder).end()
+        self.assertEqual(code, USAGE, err)
+
+    def test_starting_anew(self):
+        self.stopped("delta")
+        code, err = self.job("delta", "--force").end()
+        self.assertEqual(code, 0, err)
+        self.assertEqual(self.left(), ["out.h5"])
+        self.same("delta")
+
+
+class Signals(Batch):
+    def test_each_signal(self):
+        for ranks, sent in ((3, signal.SIGTERM), (2, signal.SIGUSR1), (1, signal.SIGUSR2), (1, signal.SIGTERM)):
+            with self.subTest(signal=sent, ranks=ranks):
+                job = self.job("delta", ranks=ranks)
+                job.wait_for(lambda: job.rank_pids() and " tokens in " in job.printed(), "the start")
+                if sent == signal.SIGTERM:  # as srun and Slurm do; mpirun would end the job a second later
+                    for pid in job.rank_pids():
+                        os.kill(pid, sent)
+                else:
+                    job.process.send_signal(sent)  # mpirun passes it on
+                code, err = job.end()
+                self.assertEqual(code, INTERRUPTED, err)
+                self.one_message(err, sent.name)
+                self.resume("delta")
+                self.same("delta")
+                os.remove(self.at("out.h5"))
+
+    def test_default_name(self):
+        path, _ = self.input_of("newton")
+        words = ("newton", path, "-o", self.at("out.h5"), "--reproducible")
+        job = Job((*words, "--window", "1000"), 2, self.folder)
+        job.wait_for(lambda: job.rank_pids() and " tokens in " in job.printed(), "the start")
+        os.kill(job.rank_pids()[0], signal.SIGTERM)
+        code, err = job.end()
+        self.assertEqual(code, INTERRUPTED, err)
+        self.assertEqual(self.left(), ["out.h5.checkpoint", "out.h5.part"])
+        self.assertEqual(Job((*words, "--resume", "--window", "20000"), 3, self.folder).end()[0], 0)
+        self.assertEqual(self.left(), ["out.h5"])
+        self.same("newton")
+
+    def test_a_second_one_ends_at_once(self):
+        job = self.job("delta", "--checkpoint-every", "0", ranks=2)
+        job.wait_for(lambda: job.rank_pids() and os.path.exists(self.at("out.h5.part")), "the partial output")
+        first, last = job.rank_pids()
+        os.kill(first, signal.SIGSTOP)  # so that no window ends
+        os.kill(last, signal.SIGUSR1)
+        os.kill(last, signal.SIGUSR1)  # a copy of the same
+        time.sleep(0.5)
+        self.assertIsNone(job.process.poll())
+        os.kill(last, signal.SIGTERM)
+        code, err = job.end()
+        self.assertNotIn(code, (0, INTERRUPTED, "it hangs"), err)
+        self.assertNotIn("checkpoint", self.left())
+
+
+class Faults(Batch):
+    """What may happen to a job, once each; the job must end by itself and --resume must finish it."""
+
+    def disturbed(self, name, disturb, *words, code, texts=(), stop=(), seconds=20, **kw):
+        """A job with a checkpoint, which `disturb` is then done to, given the process numbers of its ranks."""
+        job = self.job(name, "--checkpoint-every", "0.000001", *words, **kw)
+        with job.held(self.at("checkpoint"), but=stop) as pids:
+            began = time.monotonic()
+            disturb(pids)
+        found, err = job.end()
+        self.assertLess(time.monotonic() - began, seconds, err)
+        self.assertIn(found, code if isinstance(code, tuple) else (code,), err)
+        if texts:
+            self.one_message(err, *texts)
+        return err
+
+    def recovered(self, name, ranks=3):
+        self.assertIn("out.h5.part", self.left())
+        self.assertNotIn("out.h5", self.left())
+        self.resume(name, ranks=ranks)
+        self.assertEqual(self.left(), ["out.h5"])
+        self.same(name)
+
+    def test_a_rank_is_killed(self):
+        for rank in (0, 2):
+            self.disturbed("delta", lambda pids: os.kill(pids[rank], signal.SIGKILL), code=137)
+            self.recovered("delta", ranks=2 + rank)
+            os.remove(self.at("out.h5"))
+
+    def test_a_rank_is_stopped(self):
+        for name, rank in (("delta", 0), ("newton", 1)):
+            self.disturbed(name, lambda pids: None, "--stall-timeout", "2", stop=(rank,), code=INTERNAL, texts=(f"rank {rank} has not been heard of", "token", "--stall-timeout"),
+                           seconds=6)
+            self.recovered(name)
+            os.remove(self.at("out.h5"))
+
+    def test_a_short_stop_does_no_harm(self):
+        self.disturbed("delta", lambda pids: time.sleep(1.5), "--stall-timeout", "1", code=0)
+        self.same("delta")
+
+    def test_a_rank_has_no_memory(self):
+        """It throws where others go on to the next message."""
+        def choke(pids):
+            resource.prlimit(pids[1], resource.RLIMIT_AS, (1 << 20, 1 << 20))
+        self.disturbed("newton", choke, code=(INTERNAL, RESOURCES), texts=("memory",), seconds=25)
+        self.recovered("newton")
+
+    def test_a_rank_cannot_write(self):
+        def limit(pids):
+            resource.prlimit(pids[2], resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        self.disturbed("delta", limit, code=FILE_IO, texts=("cannot write", "/o", "File too large"))
+        self.recovered("delta")
+
+    def test_the_disk_is_full(self):
+        """Where the checkpoints go: the output's room is taken first."""
+        mount = tempfile.mkdtemp(prefix="longscan_full_")
+        self.addCleanup(os.rmdir, mount)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", mount], capture_output=True).returncode:
+            self.skipTest("may not mount a small disk")
+        self.addCleanup(subprocess.run, ["umount", mount], check=True)
+        at, self.at = self.at, lambda name: os.path.join(mount, name) if name == "checkpoint" else at(name)
+
+        def fill(pids):
+            with contextlib.suppress(OSError), open(os.path.join(mount, "ballast"), "wb", buffering=0) as f:
+                while True:
+                    f.write(b"0" * 1000)
+        self.disturbed("delta", fill, code=FILE_IO, texts=("checkpoint", "No space left"))
+        os.remove(os.path.join(mount, "ballast"))
+        self.recovered("delta")
+
+    def test_the_folder_goes_away(self):
+        os.mkdir(self.at("there"))
+        self.disturbed("delta", lambda pids: os.rename(self.at("there"), self.at("elsewhere")), code=FILE_IO,
+                       texts=("there/out.h5",), out="there/out.h5")
+        os.rename(self.at("elsewhere"), self.at("there"))
+        self.assertEqual(os.listdir(self.at("there")), ["out.h5.part"])
+        self.resume("delta", out="there/out.h5")
+        self.same("delta", out="there/out.h5")
+
+    def test_an_earlier_output_stays(self):
+        with open(self.at("out.h5"), "w") as f:
+            f.write("earlier")
+        self.disturbed("delta", lambda pids: os.kill(pids[1], signal.SIGKILL), "--force", code=137)
+        self.assertEqual(contents(self.at("out.h5")), b"earlier")
+        self.resume("delta", "--force")
+        self.same("delta")
+
+    def test_the_input_is_cut(self):
+        path = shutil.copy2(self.input_of("delta")[0], self.at("in.h5"))
+        whole, before = contents(path), os.stat(path)
+        self.disturbed("delta", lambda pids: os.truncate(path, before.st_size // 2), code=FILE_IO,
+                       texts=("in.h5", "was cut short while it was read"), path=path)
+        with open(path, "wb") as f:
+            f.write(whole)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        self.resume("delta", path=path)
+        self.same("delta")
+
+    def test_separate_worlds(self):
+        env = dict(os.environ, SLURM_NTASKS="3", SLURM_STEP_ID="0")
+        p = subprocess.run([cli_test.LONGSCAN, "info"], env=env, capture_output=True, text=True)
+        self.assertEqual(p.returncode, USAGE, p.stderr)
+        self.one_message(p.stderr, "--mpi=pmix")
+
+
+class Kill(Batch):
+    """SIGKILL at random moments of a solve of some hundred MB."""
+
+    def kill_and_resume(self, moments, reproducible):
+        name = "delta_large"
+        path, _ = self.input_of(name)
+        words = ("delta", path, "-o", self.at("out.h5"), "--checkpoint", self.at("checkpoint"), "--window", "2048",
+                 *(("--reproducible",) if reproducible else ()))
+        whole = Job(words, 3, self.folder)
+        self.assertEqual(whole.end()[0], 0)
+        os.rename(self.at("out.h5"), self.at("whole.h5"))
+        draw = random.Random(20260101 + moments)
+        resumed = 0
+        for _ in range(moments):
+            job = Job((*words, "--checkpoint-every", "0.1"), 3, self.folder)
+            time.sleep(draw.uniform(0, whole.seconds))
+            victims = job.rank_pids() or [job.process.pid]
+            victim = draw.choice([*victims, job.process.pid])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+            job.end()
+            with contextlib.suppress(ProcessLookupError):  # a launcher that was killed leaves its ranks behind
+                for pid in victims:
+                    os.kill(pid, signal.SIGKILL)
+            for _ in range(100):
+                code, err = Job((*words, "--resume", "--force"), draw.choice((2, 3, 4)) if reproducible else 3,
+                                self.folder).end()
+                if "another process is writing" not in err:
+                    break
+                time.sleep(0.1)  # the rank that was killed last is still there
+            self.assertEqual(code, 0, err)
+            resumed += "starting from the beginning" not in err
+            self.assertEqual(contents(self.at("out.h5")), contents(self.at("whole.h5")))
+            self.assertEqual(self.left(), ["out.h5", "whole.h5"])
+            os.remove(self.at("out.h5"))
+        return resumed
+
+    def test_any_ranks(self):
+        self.assertGreater(self.kill_and_resume(14, True), 3)
+
+    def test_same_ranks(self):
+        self.assertGreater(self.kill_and_resume(6, False), 0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--longscan", required=True)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--launch", nargs=argparse.REMAINDER, required=True)
+    options = parser.parse_args()
+    cli_test.TIMEOUT = 180
+    cli_test.LONGSCAN, cli_test.LAUNCH = os.path.abspath(options.longscan), options.launch
+    unittest.main(argv=[sys.argv[0], "-v", *options.only])
