@@ -5,8 +5,7 @@
 namespace longscan {
 namespace {
 
-const std::vector<std::string> delta_roles = {"q",         "k", "v", "beta",          "eta",
-                                              "log_decay", "a", "b", "initial_state", "cu_seqlens"};
+const std::vector<std::string> delta_roles = {"q", "k", "v", "beta", "eta", "log_decay", "a", "b", "initial_state"};
 
 /// What says how a file is read, for both solvers.
 void reading_options(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) {
@@ -45,6 +44,12 @@ void reading_options(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) 
 void both_names(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) {
   dataset_names(app, delta.names, delta_roles);
   dataset_names(app, newton.names, {"x", "h0", "c0"});
+  app.add_option_function<std::string>(
+         "--cu-seqlens,--cu_seqlens",
+         [&delta, &newton](const std::string& name) { delta.names["cu_seqlens"] = newton.names["cu_seqlens"] = name; },
+         "name of the dataset that is cu_seqlens")
+      ->type_name("NAME")
+      ->group("Dataset names");
 }
 
 }  // namespace
@@ -136,7 +141,7 @@ void plan_options(CLI::App& app, PlanCommand& c) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->group(sizes);
-  app.add_option("--input", c.cell.inputs, "newton: D_in")
+  app.add_option("--d-in", c.cell.inputs, "newton: D_in")
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->group(sizes);
