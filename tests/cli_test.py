@@ -7,6 +7,7 @@
 Everything after --launch starts a job; the number of ranks follows it. One rank runs without it.
 """
 import argparse
+import atexit
 import json
 import os
 import resource
@@ -25,6 +26,8 @@ except ImportError as e:
 
 LONGSCAN, LAUNCH = "longscan", ["mpirun", "-n"]
 TIMEOUT = 60  # a job that takes longer hangs
+SESSIONS = tempfile.mkdtemp(prefix="longscan_mpi_")  # Open MPI's own: tests side by side would remove each other's
+atexit.register(shutil.rmtree, SESSIONS, ignore_errors=True)
 USAGE, BAD_INPUT, FILE_IO, RESOURCES, NUMERICAL = 2, 3, 4, 5, 6
 REPORT_FIELDS = ("version command options ranks devices transport scan precision tokens sequences seconds "
                  "tokens_per_second bytes peak_memory_bytes checks").split()
@@ -79,7 +82,8 @@ class Command(unittest.TestCase):
     def run_longscan(self, *words, ranks=1, limit=None, folder=None):
         """Exit code, stdout, stderr."""
         env = dict(os.environ, TERM="xterm", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   OMPI_MCA_pml="ob1", OMPI_MCA_ess_singleton_isolated="1")  # starts a fraction of a second earlier
+                   OMPI_MCA_pml="ob1", OMPI_MCA_ess_singleton_isolated="1",  # starts a fraction of a second earlier
+                   OMPI_MCA_orte_tmpdir_base=SESSIONS)
         start = [*LAUNCH, str(ranks)] if ranks > 1 else []
         set_limit = limit and (lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         p = subprocess.run([*start, LONGSCAN, *map(str, words)], env=env, timeout=TIMEOUT, capture_output=True,

@@ -42,7 +42,7 @@ class Examples(unittest.TestCase):
                         OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                         OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none",
                         OMPI_MCA_ess_singleton_isolated="1", PYTHONDONTWRITEBYTECODE="1", PYTHONPATH="",
-                        TORCH_DISABLE="1")
+                        OMPI_MCA_orte_tmpdir_base=self.folder)  # tests side by side would remove each other's files
 
     def run_words(self, *words, **kw):
         p = subprocess.run(words, cwd=self.folder, env=self.env, text=True, capture_output=True, timeout=120, **kw)
