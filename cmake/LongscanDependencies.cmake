@@ -24,6 +24,10 @@ if(NOT TARGET Kokkos::kokkos)
   longscan_find(Kokkos)
 endif()
 
+if("CUDA" IN_LIST Kokkos_DEVICES)
+  longscan_find(CUDAToolkit)
+endif()
+
 # Debian 12's Kokkos (libtrilinos-kokkos-dev, 3.4) names an include folder without its headers; they are in
 # <prefix>/include/trilinos.
 get_target_property(longscan_kokkos_include Kokkos::kokkos INTERFACE_INCLUDE_DIRECTORIES)

@@ -26,6 +26,7 @@ struct RandomCell {
   double scale = 1;
   int layers = 1, directions = 1;
   std::uint64_t seed = 1;
+  bool long_memory = false;  ///< of paragru and paralstm: gates nearly shut
 };
 
 inline CellWeights make_weights(const RandomCell& c) {
@@ -41,6 +42,8 @@ inline CellWeights make_weights(const RandomCell& c) {
     add("weight_ih", {3 * c.D, c.inputs}, 1 / std::sqrt(c.inputs));
     add("bias", {3 * c.D}, 0.1);
     add("recurrent", {3, c.D}, c.scale);
+    if (c.long_memory)  // z of paragru near 0, f of paralstm near 1
+      for (std::int64_t d = 0; d < c.D; ++d) weights.tensors["bias"].values[d] += c.type == "paragru" ? -6 : 4;
     if (c.type == "paralstm") add("peephole", {2, c.D}, c.scale);
     return weights;
   }

@@ -7,6 +7,7 @@
 
 #include "core/cell_reference.hpp"
 #include "core/cells.hpp"
+#include "core/device_memory.hpp"
 #include "local/affine_steps.hpp"
 #include "local/dense_cell_kernel.hpp"
 #include "local/projection.hpp"
@@ -24,6 +25,12 @@ using test::RandomCell;
 
 template <class T>
 std::vector<T> as(const std::vector<double>& v) {
+  return {v.begin(), v.end()};
+}
+
+/// The same where kernels reach it.
+template <class T, class Values>
+SharedVector<T> shared(const Values& v) {
   return {v.begin(), v.end()};
 }
 
@@ -156,27 +163,29 @@ TEST(Jacobians, OfDenseGates) {
 /// [A | -r] of a kernel beside differences of its own run.
 void linearization_is_a_difference(const CellKernel<double>& kernel) {
   const std::int64_t size = kernel.state_size(), D = kernel.channels(), tokens = 3;
-  const auto x = normals(tokens * kernel.inputs() * D, 5, 1);
-  auto h = normals(tokens * size, 5, 2), before = normals(size, 5, 3);
+  const auto x = shared<double>(normals(tokens * kernel.inputs() * D, 5, 1));
+  auto h = shared<double>(normals(tokens * size, 5, 2)), before = shared<double>(normals(size, 5, 3));
+  using Values = SharedVector<double>;
   const CellTrajectory<double> path{x.data(), kernel.inputs() * D, h.data(), size};
-  const auto f = [&](std::vector<double> state, std::int64_t t) {
-    std::vector<double> end(size);
+  const auto f = [&](Values state, std::int64_t t) {
+    Values end(size);
     kernel.run(path, {{t, t + 1, 0, 0, -1, 0, static_cast<int>(D)}}, state.data(), end.data(), false);
     return end;
   };
   for (bool diagonal : {false, true}) {
     const std::int64_t n = diagonal ? 1 : kernel.block(), blocks = diagonal ? size : kernel.blocks();
     AffineMaps<double> maps{nullptr, static_cast<int>(n), 1, static_cast<int>(n) + 1, n * (n + 1), false};
-    std::vector<double> memory(tokens * blocks * maps.stride, 99);
+    Values memory(tokens * blocks * maps.stride, 99);
     maps.data = memory.data();
     kernel.linearize(path, 0, tokens, before.data(), maps, diagonal);
+    Kokkos::fence();
     for (std::int64_t t = 0; t < tokens; ++t) {
-      const std::vector<double> from = t == 0 ? before : std::vector<double>(&h[(t - 1) * size], &h[t * size]);
-      const std::vector<double> now = f(from, t);
+      const Values from = t == 0 ? before : Values(&h[(t - 1) * size], &h[t * size]);
+      const Values now = f(from, t);
       for (std::int64_t j = 0; j < size; ++j) {
-        std::vector<double> up = from, down = from;
+        Values up = from, down = from;
         up[j] += 1e-5, down[j] -= 1e-5;
-        const std::vector<double> f_up = f(up, t), f_down = f(down, t);
+        const Values f_up = f(up, t), f_down = f(down, t);
         for (std::int64_t i = 0; i < size; ++i) {
           // value i / D of channel i % D; blocks of a channel, of all, or of one value
           const bool channel = !kernel.mixes() && !diagonal;
@@ -193,7 +202,7 @@ void linearization_is_a_difference(const CellKernel<double>& kernel) {
 }
 
 TEST(Jacobians, OfKernels) {
-  const auto gru = normals(3 * 5, 1, 9), lstm = normals(5 * 5, 1, 9);
+  const auto gru = shared<double>(normals(3 * 5, 1, 9)), lstm = shared<double>(normals(5 * 5, 1, 9));
   linearization_is_a_difference(BlockCellKernel<ParaGru, double>(5, gru.data()));
   linearization_is_a_difference(BlockCellKernel<ParaLstm, double>(5, lstm.data()));
   for (const auto& [cell, gates] : {std::pair{DenseCell::rnn_tanh, 1}, std::pair{DenseCell::rnn_relu, 1},
@@ -249,7 +258,7 @@ TEST(Growth, CombinesAsBruteForceSays) {
 template <class T>
 void trace_and_fold(int n, std::int64_t blocks, std::int64_t count, double limit) {
   const std::int64_t stride = static_cast<std::int64_t>(n) * (n + 1), slots = blocks * count;
-  auto memory = as<T>(normals(slots * stride, n, 1, 1 / std::sqrt(n)));
+  auto memory = shared<T>(normals(slots * stride, n, 1, 1 / std::sqrt(n)));
   const AffineMaps<T> maps{memory.data(), n, 1, n + 1, stride, false};
   const std::vector<double> start = normals(blocks * n, n, 2);
   // the loop
@@ -266,16 +275,18 @@ void trace_and_fold(int n, std::int64_t blocks, std::int64_t count, double limit
     y = next;
     path.insert(path.end(), y.begin(), y.end());
   }
-  auto traced = as<T>(start);
-  std::vector<T> out(count * blocks * n);
+  auto traced = shared<T>(start);
+  SharedVector<T> out(count * blocks * n);
   affine_trace(maps, blocks, count, traced.data(), out.data());
+  Kokkos::fence();
   EXPECT_LE(worst_difference({out.begin(), out.end()}, path), limit) << n;
   EXPECT_LE(worst_difference({traced.begin(), traced.end()}, y), limit) << n;
-  auto again = as<T>(start);
+  auto again = shared<T>(start);
   affine_trace(maps, blocks, count, again.data(), static_cast<T*>(nullptr));
+  Kokkos::fence();
   EXPECT_EQ(again, traced);
   // folded into one map in two parts, then applied
-  std::vector<T> folded(blocks * stride, T(0));
+  SharedVector<T> folded(blocks * stride, T(0));
   AffineMaps<T> one = maps;
   one.data = folded.data();
   for (std::int64_t b = 0; b < blocks; ++b)
@@ -285,8 +296,9 @@ void trace_and_fold(int n, std::int64_t blocks, std::int64_t count, double limit
   rest.data = maps.slot(first * blocks);
   affine_fold(maps, blocks, first, one);
   affine_fold(rest, blocks, count - first, one);
-  auto applied = as<T>(start);
+  auto applied = shared<T>(start);
   affine_trace(one, blocks, 1, applied.data(), static_cast<T*>(nullptr));
+  Kokkos::fence();
   EXPECT_LE(worst_difference({applied.begin(), applied.end()}, y), limit) << n;
 }
 
@@ -302,10 +314,11 @@ TEST(AffineSteps, TraceAndFoldAreTheLoop) {
 
 TEST(AffineSteps, Reshape) {
   const int n = 3;
-  const auto start = normals(2 * n * (n + 1), 1, 1);
+  const auto start = shared<double>(normals(2 * n * (n + 1), 1, 1));
   const auto reshaped = [&](Reshape how) {
     auto memory = start;
     affine_reshape(AffineMaps<double>{memory.data(), n, 1, n + 1, n * (n + 1), false}, 2, how);
+    Kokkos::fence();
     return memory;
   };
   EXPECT_EQ(reshaped(Reshape::keep), start);
@@ -335,12 +348,14 @@ void projection_is_the_loop(int rows, int columns, std::int64_t tokens, double l
       for (int j = 0; j < columns; ++j) sum += W[i * columns + j] * x[t * columns + j];
       expected.push_back(sum);
     }
-  const auto x_T = as<T>(x);
-  std::vector<T> y(tokens * rows), later(y.size());
+  const auto x_T = shared<T>(x);
+  SharedVector<T> y(tokens * rows), later(y.size());
   projection.apply(x_T.data(), tokens, y.data());
+  Kokkos::fence();
   EXPECT_LE(worst_difference({y.begin(), y.end()}, expected), limit);
   // the bits of a token do not depend on its neighbours
   for (std::int64_t t = 0; t < tokens; ++t) projection.apply(&x_T[t * columns], 1, &later[t * rows]);
+  Kokkos::fence();
   EXPECT_EQ(later, y);
 }
 

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "core/cell_reference.hpp"
+#include "core/device_memory.hpp"
+#include "dist/newton_layer.hpp"
 #include "longscan/cells.hpp"
 #include "newton_cases.hpp"
 
@@ -286,6 +288,112 @@ TEST(Newton, OverflowIsFound) {
   }
 }
 
+/// The way of shooting that devices take, on whatever kernels run on.
+class AsOnADevice : public ::testing::Test {
+ protected:
+  void SetUp() override { shoots_on_device() = true; }
+  void TearDown() override { shoots_on_device() = was_; }
+
+ private:
+  bool was_ = shoots_on_device();
+};
+
+TEST(DeviceSegments, FillTheDeviceAndWarmUp) {
+  const auto plan = [](std::int64_t tokens, std::int64_t longest, std::int64_t side_by_side) {
+    const SegmentPlan p = plan_device_segments(tokens, longest, side_by_side, 128, 0);
+    EXPECT_EQ(p.tokens % 8, 0);  // kernels read eight tokens together
+    EXPECT_LE(p.warm_up, 128);
+    return p;
+  };
+  EXPECT_EQ(plan(262144, 262144, 66).tokens, 3976);  // 66 segments
+  EXPECT_EQ(plan(262144, 262144, 1056).tokens, 256);
+  EXPECT_EQ(plan(262144, 262144, 1056).warm_up, 96);
+  EXPECT_EQ(plan(262144, 262144, 100000).tokens, 256);  // none shorter than two warm-ups
+  EXPECT_EQ(plan(66 * 4000, 4000, 66).tokens, 4000);    // one a sequence, not one and a bit
+  EXPECT_GE(plan(5000, 5000, 1).tokens, 5000);
+  EXPECT_EQ(plan(0, 0, 66).tokens, 8);
+  EXPECT_EQ(plan_device_segments(1000, 1000, 66, 128, 40).tokens, 40);
+  EXPECT_EQ(plan_device_segments(1000, 1000, 66, 128, 40).warm_up, 40);
+}
+
+TEST_F(AsOnADevice, BitsOfTheTokenLoop) {
+  const std::int64_t segments[] = {1, 8, 24, 40, 0}, windows[] = {0, 17, 5};
+  for (std::int64_t tokens = 1; tokens <= 70; tokens += 1 + tokens % 3) {
+    Case test{{tokens % 2 ? "paragru" : "paralstm", 3 + tokens % 20, 2}, {{0, tokens}}};
+    test.cell.scale = tokens % 7 < 4 ? 1 : 2;
+    test.segment = segments[tokens % 5], test.window = windows[tokens % 3];
+    test.method = tokens % 4 < 2 ? NewtonMethod::shooting : NewtonMethod::automatic;
+    expect_bits<float>(test);
+    test.cell.type = tokens % 2 ? "paralstm" : "paragru";
+    expect_bits<double>(test);
+  }
+  for (const char* type : {"paragru", "paralstm"}) {
+    for (std::int64_t window : {0, 5, 33})
+      expect_bits<float>({{type, 9}, {{0, 0, 20, 21, 21, 21, 64, 90, 90}}, NewtonMethod::shooting, window, 8});
+    for (double scale : {1.0, 2.0, 5.0}) {  // the last is chaotic
+      Case test{{type, 24, 4, scale}, {{0, 1500, 1501, 6000}}};
+      test.segment = 200;
+      const Result<float> got = solve<float>(world(), test);
+      EXPECT_TRUE(got.report.bits_of_token_loop);
+      EXPECT_EQ(got.report.converged_prefix, 6000);
+      expect_token_loop(test, 0, got);
+      test.segment = 0;
+      expect_bits<double>(test);
+    }
+  }
+}
+
+TEST_F(AsOnADevice, LongMemoryTakesNewtonSteps) {
+  for (const char* type : {"paragru", "paralstm"}) {
+    Case test{{type, 24, 2, 0.5}, {{0, 12000}}, NewtonMethod::shooting};
+    test.segment = 100;
+    test.cell.long_memory = true;
+    const Result<double> got = solve<double>(world(), test);
+    EXPECT_TRUE(got.report.bits_of_token_loop) << type;
+    EXPECT_LT(got.report.iterations, 60) << type;  // plain hand-over takes a pass a segment
+    if (got.report.bits_of_token_loop) expect_token_loop(test, 0, got);
+    shoots_on_device() = false;
+    EXPECT_NEAR(got.report.iterations, solve<double>(world(), test).report.iterations, 5) << type;
+    shoots_on_device() = true;
+  }
+}
+
+TEST_F(AsOnADevice, TheSameVerdict) {
+  for (const char* type : {"paragru", "paralstm"}) {
+    Case test{{type, 8, 2, 0.7}, {{0, 900, 1000}}, NewtonMethod::shooting, 0, 100};
+    const NewtonReport device = solve<double>(world(), test).report;
+    shoots_on_device() = false;
+    const NewtonReport host = solve<double>(world(), test).report;
+    shoots_on_device() = true;
+    EXPECT_FALSE(device.sampled);
+    EXPECT_GT(device.error_bound, 0) << type;
+    EXPECT_LT(device.lyapunov, -0.1) << type;
+    if (host.sampled) continue;  // where kernels run on a device it is from a part of the tokens
+    EXPECT_NEAR(device.lyapunov, host.lyapunov, 0.03 * std::abs(host.lyapunov)) << type;
+    EXPECT_NEAR(device.log_amplification, host.log_amplification, 1.0) << type;
+    EXPECT_GT(device.error_bound, 0.2 * host.error_bound) << type;
+    EXPECT_LT(device.error_bound, 5 * host.error_bound) << type;
+  }
+}
+
+TEST_F(AsOnADevice, CellsThatMix) {
+  for (const char* type : {"rnn_tanh", "rnn_relu", "gru", "lstm"})
+    for (std::int64_t segment : {24, 300, 0}) {
+      expect_close<float>({{type, 16, 3, 0.5}, {{0, 1501}}, NewtonMethod::automatic, 0, segment});
+      expect_close<double>({{type, 16, 3, 0.5}, {{0, 700, 700, 1501}}, NewtonMethod::automatic, 333, segment});
+    }
+  for (double scale : {2.0, 4.0})
+    for (const char* type : {"rnn_tanh", "gru"}) {
+      Case test{{type, 24, 4, scale}, {{0, 3000}}};
+      test.segment = 200;
+      const Result<double> got = solve<double>(world(), test);
+      if (scale > 3) {
+        EXPECT_EQ(got.report.status, NewtonStatus::fell_back) << type;
+      }
+      expect_token_loop(test, 1e-9, got);
+    }
+}
+
 // --- a cell of one's own
 
 /// s' = tanh(w s + x) in its own words.
@@ -309,6 +417,26 @@ struct Squashed {
   std::vector<double> states, expected, final_states, expected_final;
   std::vector<Run> runs;
 };
+/// Tokens [begin, end) of all channels, one after the other and where kernels run: the bits of tanh are other ones on a
+/// device than on the host. Starts from `state`, which becomes the last one.
+std::vector<double> plain_loop(const std::vector<double>& w, const std::vector<double>& x, std::int64_t begin,
+                               std::int64_t end, std::vector<double>& state) {
+  const auto D = static_cast<std::int64_t>(w.size());
+  const auto w_there = on_device("w", w), x_there = on_device("x", x), s = on_device("s", state);
+  const DeviceArray<double> states("states", std::max<std::int64_t>(1, (end - begin) * D));
+  Kokkos::parallel_for(
+      "test::plain_loop", Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace>(0, D), KOKKOS_LAMBDA(const int d) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          Squash::step(&x_there[t * D + d], &w_there[d], &s[d]);
+          states[(t - begin) * D + d] = s[d];
+        }
+      });
+  std::vector<double> host((end - begin) * D);
+  copy_to_host<double>(states.data(), (end - begin) * D, host.data());
+  copy_to_host<double>(s.data(), D, state.data());
+  return host;
+}
+
 Squashed squash(const std::vector<double>& w, const std::vector<double>& x, const Sequences& sequences,
                 const NewtonOptions& options) {
   const auto D = static_cast<std::int64_t>(w.size());
@@ -319,15 +447,16 @@ Squashed squash(const std::vector<double>& w, const std::vector<double>& x, cons
   for (std::size_t i = 0; i < r.runs.size(); ++i)
     std::copy_n(&initial[r.runs[i].sequence * D], D, &initial_here[i * D]);
   r.states.resize(r.part.size() * D), r.final_states.resize(r.runs.size() * D);
+  const auto w_there = on_device("w", w), x_there = on_device("x", x);
+  const DeviceArray<double> states("states", std::max<std::size_t>(1, r.states.size()));
   r.report = solve_cells<Squash, double>(
-      world(), static_cast<int>(D), w.data(), sequences,
-      {x.data() + r.part.begin * D, r.states.data(), initial_here.data(), r.final_states.data()}, options);
+      world(), static_cast<int>(D), w_there.data(), sequences,
+      {x_there.data() + r.part.begin * D, states.data(), initial_here.data(), r.final_states.data()}, options);
+  copy_to_host<double>(states.data(), static_cast<std::int64_t>(r.states.size()), r.states.data());
   for (std::int64_t i = 0; i < sequences.count(); ++i) {
     std::vector<double> s(initial.begin() + i * D, initial.begin() + (i + 1) * D);
-    for (std::int64_t t = sequences.offsets[i]; t < sequences.offsets[i + 1]; ++t) {
-      for (std::int64_t d = 0; d < D; ++d) Squash::step(&x[t * D + d], &w[d], &s[d]);
-      r.expected.insert(r.expected.end(), s.begin(), s.end());
-    }
+    const auto loop = plain_loop(w, x, sequences.offsets[i], sequences.offsets[i + 1], s);
+    r.expected.insert(r.expected.end(), loop.begin(), loop.end());
     r.expected_final.insert(r.expected_final.end(), s.begin(), s.end());
   }
   return r;

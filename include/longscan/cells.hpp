@@ -108,6 +108,11 @@ template <class T>
 NewtonReport solve_cell_kernel(Transport& ranks, const CellKernel<T>& kernel, const Sequences& sequences,
                                const CellArrays<T>& data, const NewtonOptions& options);
 
+/// A cell of the library for solve_cell_kernel: one layer in one direction, for inputs that are projected already,
+/// x_t = W_ih x + b_ih, [tokens][gates][channels]. Not collective. Throws Error(bad_input).
+template <class T>
+std::shared_ptr<const CellKernel<T>> make_cell_kernel(const CellWeights& weights, int layer = 0, int direction = 0);
+
 /// Solves s_t = step(x_t, w, s_{t-1}) for all tokens of all sequences, over the ranks.
 ///
 /// Shapes: `weights` [Cell::weights][channels], in memory of the default execution space; the other arrays as in

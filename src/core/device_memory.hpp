@@ -4,6 +4,7 @@
 // kernels hand to each other between launches live where both reach them.
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -45,23 +46,62 @@ DeviceArray<T> on_device(const char* label, const std::vector<T>& host) {
   return array;
 }
 
+/// Blocks of shared memory that have been given back, by size: pinned memory is slow to get.
+class SharedBlocks {
+ public:
+  static void* take(std::size_t bytes) {
+    if (is_host_space<Kokkos::DefaultExecutionSpace>) return get(bytes);
+    auto& free = blocks().free_[rounded(bytes)];
+    if (free.empty()) return get(rounded(bytes));
+    void* p = free.back();
+    free.pop_back();
+    return p;
+  }
+  static void give_back(void* p, std::size_t bytes) {
+    if (is_host_space<Kokkos::DefaultExecutionSpace> || rounded(bytes) > most)
+      Kokkos::kokkos_free<SharedSpace>(p);
+    else
+      blocks().free_[rounded(bytes)].push_back(p);
+  }
+
+ private:
+  static constexpr std::size_t most = std::size_t{16} << 20;  ///< larger blocks are not kept
+  static std::size_t rounded(std::size_t bytes) {
+    std::size_t size = 256;
+    while (size < bytes) size *= 2;
+    return size;
+  }
+  static void* get(std::size_t bytes) { return Kokkos::kokkos_malloc<SharedSpace>("longscan::shared", bytes); }
+  static SharedBlocks& blocks() {
+    static SharedBlocks* const all = [] {
+      Kokkos::push_finalize_hook([] { blocks().clear(); });
+      return new SharedBlocks;
+    }();
+    return *all;
+  }
+  void clear() {
+    for (const auto& [size, list] : free_)
+      for (void* p : list) Kokkos::kokkos_free<SharedSpace>(p);
+    free_.clear();
+  }
+  std::map<std::size_t, std::vector<void*>> free_;
+};
+
 /// For std::vector. Kernels may use the vector's data; the host looks at it once they have been waited for.
 template <class T>
-struct SharedAllocator {
+struct KeptSharedAllocator {
   using value_type = T;
-  SharedAllocator() = default;
+  KeptSharedAllocator() = default;
   template <class U>
-  SharedAllocator(const SharedAllocator<U>&) {}
-  T* allocate(std::size_t n) {
-    return static_cast<T*>(Kokkos::kokkos_malloc<SharedSpace>("longscan::shared", n * sizeof(T)));
-  }
-  void deallocate(T* p, std::size_t) { Kokkos::kokkos_free<SharedSpace>(p); }
+  KeptSharedAllocator(const KeptSharedAllocator<U>&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(SharedBlocks::take(n * sizeof(T))); }
+  void deallocate(T* p, std::size_t n) { SharedBlocks::give_back(p, n * sizeof(T)); }
   template <class U>
-  bool operator==(const SharedAllocator<U>&) const {
+  bool operator==(const KeptSharedAllocator<U>&) const {
     return true;
   }
 };
 template <class T>
-using SharedVector = std::vector<T, SharedAllocator<T>>;
+using SharedVector = std::vector<T, KeptSharedAllocator<T>>;
 
 }  // namespace longscan

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Elementary functions with the same polynomials on host and device, free of branches so that loops over them
-// vectorise.
+// Elementary functions, free of branches so that loops over them vectorise. On NVIDIA devices sigmoid and tanh stand on
+// the chip's own exponential and reciprocal instead of polynomials: as accurate, a third of the instructions, and other
+// bits than on the host.
 #include <cmath>
 #include <cstdint>
 
@@ -110,21 +111,73 @@ KOKKOS_INLINE_FUNCTION double expm1_nonpositive(double x) {
   return fused(power, p, power - 1.0);
 }
 
+#ifdef __CUDA_ARCH__
+namespace device {
+/// 2^x (relative error 2^-22) and 1 / x (one unit in the last place); results below the normal range are 0.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// 1 / x for 1 <= x <= 4: from 20 good bits, two steps of Newton.
+__device__ __forceinline__ double reciprocal(double x) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+  double e = fused(-x, y, 1.0);
+  y = fused(y, fused(e, e, e), y);
+  e = fused(-x, y, 1.0);
+  return fused(y, e, y);
+}
+}  // namespace device
+#endif
+
 /// 1 / (1 + e^-x)
 template <class T>
 KOKKOS_INLINE_FUNCTION T sigmoid(T x) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 4) {  // 2^x may be infinite: its reciprocal is the right limit
+    return device::reciprocal(1.0f + device::power_of_two(-1.442695041f * x));
+  } else {
+    const T e = exp_nonpositive(x < T(0) ? x : -x);
+    const T s = device::reciprocal(T(1) + e);
+    return x < T(0) ? e * s : s;
+  }
+#else
   const T e = exp_nonpositive(x < T(0) ? x : -x);
   const T s = T(1) / (T(1) + e);
   return x < T(0) ? e * s : s;
+#endif
 }
 
 /// Hyperbolic tangent, relative error of a few units in the last place everywhere. (A polynomial of exp(2x) - 1 rather
 /// than of exp(2x): near 0 the difference to 1 keeps its digits.)
 template <class T>
 KOKKOS_INLINE_FUNCTION T hyperbolic_tangent(T x) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 4) {
+    // 1 - 2 / (1 + e^2|x|) has a small absolute error; below 0.4 five terms of the series keep the relative one small
+    const float w = x * x;
+    float q = fused(w, 0.0088632f, -0.0218695f);
+    q = fused(q, w, 0.0539683f), q = fused(q, w, -0.1333333f), q = fused(q, w, 0.3333333f);
+    const float near = fused(x * w, -q, x);
+    const float far =
+        copysignf(fused(-2.0f, device::reciprocal(1.0f + device::power_of_two(2.885390082f * fabsf(x))), 1.0f), x);
+    return fabsf(x) < 0.4f ? near : far;
+  } else {
+    const T m = expm1_nonpositive(T(-2) * (x < T(0) ? -x : x));
+    const T t = -m * device::reciprocal(T(2) + m);
+    return x < T(0) ? -t : t;
+  }
+#else
   const T m = expm1_nonpositive(T(-2) * (x < T(0) ? -x : x));
   const T t = -m / (T(2) + m);
   return x < T(0) ? -t : t;
+#endif
 }
 
 }  // namespace longscan

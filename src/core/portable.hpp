@@ -24,6 +24,13 @@ KOKKOS_INLINE_FUNCTION To bits_as(const From& from) {
   return to;
 }
 
+/// Before a loop with a constant number of turns whose arrays have to live in registers.
+#ifdef __CUDACC__
+#define LONGSCAN_UNROLL _Pragma("unroll")
+#else
+#define LONGSCAN_UNROLL
+#endif
+
 /// Whether `Space` runs its kernels where host memory and host libraries are.
 template <class Space>
 inline constexpr bool is_host_space =
@@ -36,6 +43,25 @@ using SharedSpace = Kokkos::SharedHostPinnedSpace;
 #else
 using SharedSpace = Kokkos::HostSpace;
 #endif
+
+/// A value that no kernel in flight writes and that is wanted once: it need not stay in the caches.
+template <class T>
+KOKKOS_INLINE_FUNCTION T load_once(const T* p) {
+#ifdef __CUDA_ARCH__
+  return __ldcs(p);
+#else
+  return *p;
+#endif
+}
+/// The same for a value that is not read again soon.
+template <class T>
+KOKKOS_INLINE_FUNCTION void store_once(T* p, T value) {
+#ifdef __CUDA_ARCH__
+  __stcs(p, value);
+#else
+  *p = value;
+#endif
+}
 
 /// Bytes of the device's memory that are free now; -1 where kernels run in the host's.
 inline std::int64_t free_device_memory() {

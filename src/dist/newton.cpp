@@ -15,6 +15,7 @@
 #include "local/block_cell_kernel.hpp"
 #include "local/dense_cell_kernel.hpp"
 #include "local/projection.hpp"
+#include "longscan/cells.hpp"
 #include "longscan/delta_rule.hpp"
 #include "longscan/error.hpp"
 
@@ -124,11 +125,13 @@ Direction<T> make_direction(const CellWeights& weights, const NetworkShape& shap
 /// Launches "longscan::newton::gather".
 template <class T>
 void gather(const T* states, std::int64_t tokens, std::int64_t size, std::int64_t channels, T* to, std::int64_t width) {
+  using Space = Kokkos::DefaultExecutionSpace;
+  const std::int64_t together = is_host_space<Space> ? channels : 1, pieces = channels / together;
   Kokkos::parallel_for(
-      "longscan::newton::gather",
-      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, tokens),
-      KOKKOS_LAMBDA(const std::int64_t t) {
-        for (std::int64_t d = 0; d < channels; ++d) to[t * width + d] = states[t * size + d];
+      "longscan::newton::gather", Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(0, tokens * pieces),
+      KOKKOS_LAMBDA(const std::int64_t i) {
+        const std::int64_t t = i / pieces, first = i % pieces * together;
+        for (std::int64_t d = first; d < first + together; ++d) to[t * width + d] = states[t * size + d];
       });
 }
 
@@ -308,6 +311,15 @@ class Solver final : public Newton::Impl {
 };
 
 }  // namespace
+
+template <class T>
+std::shared_ptr<const CellKernel<T>> make_cell_kernel(const CellWeights& weights, int layer, int direction) {
+  const auto all =
+      std::make_shared<Direction<T>>(make_direction<T>(weights, network_shape(weights, -1), layer, direction));
+  return {all, all->kernel.get()};
+}
+template std::shared_ptr<const CellKernel<float>> make_cell_kernel(const CellWeights&, int, int);
+template std::shared_ptr<const CellKernel<double>> make_cell_kernel(const CellWeights&, int, int);
 
 Newton::Newton(Transport& ranks, const CellWeights& weights, int inputs, const NewtonOptions& options,
                Sequences sequences) {

@@ -83,23 +83,39 @@ std::pair<double, std::int64_t> size_of_states(LayerSolve<T>& s) {
   for (const Run& run : s.part.runs) {
     double sum = 0;
     std::int64_t first = std::numeric_limits<std::int64_t>::max();
-    Kokkos::parallel_reduce(
-        "longscan::newton::size",
-        Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(run.begin, run.end),
-        KOKKOS_LAMBDA(const std::int64_t t, double& squares_here, std::int64_t& first_here) {
-          const T* h = path.h + t * path.h_stride;
-          double here = 0;
-          bool finite = true;
-          for (std::int64_t i = 0; i < n; ++i) {
-            finite = finite && !is_non_finite(h[i]);
-            if (i < channels) here += static_cast<double>(h[i]) * static_cast<double>(h[i]);
-          }
-          if (!finite)
-            first_here = t < first_here ? t : first_here;
-          else
-            squares_here += here;
-        },
-        Kokkos::Sum<double>(sum), Kokkos::Min<std::int64_t>(first));
+    if (!is_host_space<Kokkos::DefaultExecutionSpace>) {  // value by value
+      Kokkos::parallel_reduce(
+          "longscan::newton::size",
+          Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(run.begin * n,
+                                                                                              run.end * n),
+          KOKKOS_LAMBDA(const std::int64_t i, double& squares_here, std::int64_t& first_here) {
+            const std::int64_t t = i / n, j = i % n;
+            const T h = path.h[t * path.h_stride + j];
+            if (is_non_finite(h))
+              first_here = t < first_here ? t : first_here;
+            else if (j < channels)
+              squares_here += static_cast<double>(h) * static_cast<double>(h);
+          },
+          Kokkos::Sum<double>(sum), Kokkos::Min<std::int64_t>(first));
+    } else {
+      Kokkos::parallel_reduce(
+          "longscan::newton::size",
+          Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(run.begin, run.end),
+          KOKKOS_LAMBDA(const std::int64_t t, double& squares_here, std::int64_t& first_here) {
+            const T* h = path.h + t * path.h_stride;
+            double here = 0;
+            bool finite = true;
+            for (std::int64_t i = 0; i < n; ++i) {
+              finite = finite && !is_non_finite(h[i]);
+              if (i < channels) here += static_cast<double>(h[i]) * static_cast<double>(h[i]);
+            }
+            if (!finite)
+              first_here = t < first_here ? t : first_here;
+            else
+              squares_here += here;
+          },
+          Kokkos::Sum<double>(sum), Kokkos::Min<std::int64_t>(first));
+    }
     squares += sum;
     if (first != std::numeric_limits<std::int64_t>::max()) bad = std::min(bad, s.part.axis_begin + first);
   }
@@ -116,7 +132,10 @@ void look_along(LayerSolve<T>& s) {
   const std::int64_t cost = s.kernel.mixes() ? s.size() * s.size() : s.size();
   std::int64_t tokens = 0;
   for (const Run& run : s.part.runs) tokens += run.size();
-  const std::int64_t budget = std::int64_t{1} << (s.kernel.mixes() ? 22 : 16);
+  // On a device a walk token by token is slow beside a solve that needs none: there it is a short one.
+  const bool quick = !is_host_space<Kokkos::DefaultExecutionSpace> && s.report.status == NewtonStatus::converged;
+  const std::int64_t budget =
+      quick ? (s.kernel.mixes() ? 16 : 64) * cost : std::int64_t{1} << (s.kernel.mixes() ? 22 : 16);
   std::int64_t sampled = tokens * cost > budget;
   s.ranks.all_reduce(&sampled, 1, Transport::Reduction::max);
   const auto each = static_cast<std::int64_t>(

@@ -36,6 +36,7 @@ struct LayerSolve {
   NewtonOptions options;  ///< tolerance decided, but for solve_layer
   NewtonReport report;
   ScanPlan& plan;
+  bool looked = false;  ///< growth and error bound are in the report
 
   std::int64_t size() const { return kernel.state_size(); }
   bool empty() const { return part.runs.empty(); }
@@ -54,6 +55,15 @@ void solve_sequential(LayerSolve<T>& s);
 /// Multiple shooting; falls back to the token loop if `may_fall_back`.
 template <class T>
 void solve_shooting(LayerSolve<T>& s, bool may_fall_back);
+
+/// The same with all work between passes on the device. Statuses and verdicts as solve_shooting's.
+template <class T>
+void solve_shooting_on_device(LayerSolve<T>& s, bool may_fall_back);
+/// Whether solve_shooting goes that way: where kernels run on a device; tests switch it on elsewhere.
+inline bool& shoots_on_device() {
+  static bool on_device = !is_host_space<Kokkos::DefaultExecutionSpace>;
+  return on_device;
+}
 
 /// newton, quasi, elk, picard, jacobi.
 template <class T>
@@ -77,5 +87,10 @@ struct SegmentPlan {
 };
 SegmentPlan plan_segments(std::int64_t axis_tokens, std::int64_t longest_part, int channels, bool mixes, bool doubles,
                           std::int64_t wanted);
+/// The same for a device that runs `side_by_side` segments at once; collective, and the rule behind it.
+template <class T>
+SegmentPlan plan_device_segments(LayerSolve<T>& s);
+SegmentPlan plan_device_segments(std::int64_t tokens, std::int64_t longest, std::int64_t side_by_side,
+                                 std::int64_t warm_up, std::int64_t wanted);
 
 }  // namespace longscan

@@ -11,7 +11,8 @@ namespace {
 double shooting_floor(bool doubles) { return doubles ? 1e-12 : 2e-6; }
 
 template <class T>
-SegmentPlan plan(const LayerSolve<T>& s) {
+SegmentPlan plan(LayerSolve<T>& s) {
+  if (shoots_on_device()) return plan_device_segments(s);
   const std::int64_t longest = (s.part.axis_tokens + s.ranks.size() - 1) / s.ranks.size();
   return plan_segments(s.part.axis_tokens, longest, s.kernel.channels(), s.kernel.mixes(), sizeof(T) == 8,
                        s.options.segment);
@@ -28,7 +29,7 @@ void run_shooting(LayerSolve<T>& s, double wanted, bool automatic) {
   if (automatic)
     s.report.reason = "segments of " + std::to_string(segments.tokens) + " tokens after a warm-up of " +
                       std::to_string(segments.warm_up) + "; what does not settle goes to the token loop";
-  solve_shooting(s, automatic);
+  shoots_on_device() ? solve_shooting_on_device(s, automatic) : solve_shooting(s, automatic);
   s.report.method_used = NewtonMethod::shooting;
 }
 
@@ -62,7 +63,7 @@ void solve_layer(LayerSolve<T>& s) {
     solve_full(s);
     s.report.method_used = s.options.method;
   }
-  if (s.report.status != NewtonStatus::non_finite) look_along(s);
+  if (s.report.status != NewtonStatus::non_finite && !s.looked) look_along(s);
 }
 
 template void solve_layer(LayerSolve<float>&);

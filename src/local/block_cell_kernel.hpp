@@ -5,15 +5,205 @@
 // of a segment. A template, so that a user's cell gets the same kernels.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
+#include "core/elementary.hpp"
 #include "local/cell_kernel.hpp"
 
 namespace longscan {
+
+/// What a step may round, in units of the last place of 1: the cell's own word, or |s'| and ten times the largest value
+/// at hand.
+template <class Cell, class T>
+KOKKOS_INLINE_FUNCTION void rounding_of(const T* x, const T* w, const T* before, const T* after, T* rho) {
+  if constexpr (requires { Cell::rounding(x, w, before, after, rho); }) {
+    Cell::rounding(x, w, before, after, rho);
+  } else {
+    for (int i = 0; i < Cell::state; ++i) {
+      const T now = after[i] < T(0) ? -after[i] : after[i], old = before[i] < T(0) ? -before[i] : before[i];
+      rho[i] = now + T(10) * (now > old ? now : old);
+    }
+  }
+}
+
+/// What is summed up along a lane: sizes of states, and, for cells of one or two values, growth and the product of the
+/// Jacobians. Sums are closed after every few tokens, so that the growth within them does not show in `best`.
+template <class Cell, class T>
+struct LaneSums {
+  static constexpr int k = Cell::state;
+  static constexpr bool follows_growth = k <= 2;
+  T M[k * k], E[k] = {}, E_most = 0, squares_here = 0;
+  T total = 0, prefix = 0, suffix = 0, best = 0;  // log2 of the product's largest entry
+  double squares = 0;
+
+  KOKKOS_INLINE_FUNCTION LaneSums() {
+    LONGSCAN_UNROLL
+    for (int i = 0; i < k * k; ++i) M[i] = T(i % (k + 1) == 0);
+  }
+  KOKKOS_INLINE_FUNCTION static T size(T x) { return x < T(0) ? -x : x; }
+
+  KOKKOS_INLINE_FUNCTION void token(const T* x, const T* w, const T* before, const T* after) {
+    squares_here = fused(after[0], after[0], squares_here);
+    LONGSCAN_UNROLL
+    for (int i = 1; i < k; ++i) squares_here = fused(after[i], T(0), squares_here);  // not a number, if it is not
+    if constexpr (follows_growth) {
+      T A[k * k], rho[k], next_M[k * k], next_E[k];
+      Cell::jacobian(x, w, before, A);
+      rounding_of<Cell>(x, w, before, after, rho);
+      constexpr T unit = sizeof(T) == 8 ? T(1.1102230246251565e-16) : T(5.9604644775390625e-8);
+      LONGSCAN_UNROLL
+      for (int i = 0; i < k; ++i) {
+        next_E[i] = unit * rho[i];
+        LONGSCAN_UNROLL
+        for (int j = 0; j < k; ++j) {
+          next_E[i] = fused(size(A[i * k + j]), E[j], next_E[i]);
+          next_M[i * k + j] = 0;
+          LONGSCAN_UNROLL
+          for (int m = 0; m < k; ++m)
+            next_M[i * k + j] = m == 0 ? A[i * k] * M[j] : fused(A[i * k + m], M[m * k + j], next_M[i * k + j]);
+        }
+      }
+      LONGSCAN_UNROLL
+      for (int i = 0; i < k; ++i) E[i] = next_E[i], E_most = E[i] > E_most ? E[i] : E_most;
+      LONGSCAN_UNROLL
+      for (int i = 0; i < k * k; ++i) M[i] = next_M[i];
+    }
+  }
+  /// After every few tokens.
+  KOKKOS_INLINE_FUNCTION void close() {
+    squares += static_cast<double>(squares_here), squares_here = 0;
+    if constexpr (follows_growth) {
+      T largest = 0;
+      LONGSCAN_UNROLL
+      for (int i = 0; i < k * k; ++i) largest = size(M[i]) > largest ? size(M[i]) : largest;
+      const T growth = log_of(largest);
+      const bool usable = largest > T(0) && largest < T(1e30);
+      const T scale = usable ? T(1) / largest : T(0);
+      LONGSCAN_UNROLL
+      for (int i = 0; i < k * k; ++i) M[i] = usable ? M[i] * scale : T(i % (k + 1) == 0);
+      total += growth;
+      prefix = total > prefix ? total : prefix;
+      suffix = suffix + growth > T(0) ? suffix + growth : T(0);
+      best = suffix > best ? suffix : best;
+    }
+  }
+  /// log2, with a floor for what a Jacobian of zero leaves, and a ceiling for what has overflowed.
+  KOKKOS_INLINE_FUNCTION static T log_of(T x) { return x > T(0) ? (x < T(1e30) ? T(log2(x)) : T(100)) : T(-1000); }
+  KOKKOS_INLINE_FUNCTION LaneGrowth growth() const {
+    constexpr float ln2 = 0.693147181f;
+    const auto power = [](T x) { return static_cast<float>(exp2(x < T(119) ? x : T(119))); };
+    LaneGrowth g;
+    g.total = ln2 * float(total), g.prefix = ln2 * float(prefix), g.suffix = ln2 * float(suffix);
+    g.best = ln2 * float(best);
+    constexpr float row = k > 1 ? 2 : 1;  // a row of two has at most twice the largest entry
+    g.factor = row * power(total), g.factor_most = row * power(prefix), g.error_most = float(E_most);
+    LONGSCAN_UNROLL
+    for (int i = 0; i < k; ++i) g.error = float(E[i]) > g.error ? float(E[i]) : g.error;
+    return g;
+  }
+  /// The product of the Jacobians, [state][state][D]; what is beyond the range of T is infinite or zero.
+  KOKKOS_INLINE_FUNCTION void product(T* to, int D) const {
+    const T power = T(exp2(total));
+    LONGSCAN_UNROLL
+    for (int i = 0; i < k * k; ++i) to[static_cast<std::int64_t>(i) * D] = M[i] == T(0) ? T(0) : M[i] * power;
+  }
+};
+
+/// For lanes along which nothing is summed up.
+struct NoSums {
+  template <class T>
+  KOKKOS_INLINE_FUNCTION void token(const T*, const T*, const T*, const T*) {}
+  KOKKOS_INLINE_FUNCTION void close() {}
+};
+
+/// One channel on a device: weights and state in registers, inputs read some tokens ahead.
+template <class Cell, class T>
+struct CellLane {
+  static constexpr int k = Cell::state, g = Cell::inputs, nw = Cell::weights;
+  /// Tokens of a batch; two batches are in registers.
+  static constexpr int ahead = g * sizeof(T) <= 12 ? 8 : g * sizeof(T) <= 24 ? 4 : g * sizeof(T) <= 48 ? 2 : 1;
+  std::int64_t D;
+  int d;
+  T w[nw], h[k];
+
+  KOKKOS_INLINE_FUNCTION CellLane(const T* weights, int D, int d) : D(D), d(d) {
+    LONGSCAN_UNROLL
+    for (int i = 0; i < nw; ++i) w[i] = weights[i * D + d];
+  }
+  KOKKOS_INLINE_FUNCTION void take(const T* states, std::int64_t slot) {
+    LONGSCAN_UNROLL
+    for (int i = 0; i < k; ++i) h[i] = slot >= 0 ? states[(slot * k + i) * D + d] : T(0);
+  }
+  KOKKOS_INLINE_FUNCTION void put(T* states, std::int64_t slot) const {
+    LONGSCAN_UNROLL
+    for (int i = 0; i < k; ++i) states[(slot * k + i) * D + d] = h[i];
+  }
+  KOKKOS_INLINE_FUNCTION bool has_bits_of(const T* states, std::int64_t slot) const {
+    using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+    bool same = true;
+    LONGSCAN_UNROLL
+    for (int i = 0; i < k; ++i) same = same && bits_as<Bits>(h[i]) == bits_as<Bits>(states[(slot * k + i) * D + d]);
+    return same;
+  }
+
+  template <bool keep, class Sums>
+  KOKKOS_INLINE_FUNCTION void one(const T* x, T* out, Sums& sums) {
+    T before[k];
+    LONGSCAN_UNROLL
+    for (int i = 0; i < k; ++i) before[i] = h[i];
+    Cell::step(x, w, h);
+    if (keep) {
+      LONGSCAN_UNROLL
+      for (int i = 0; i < k; ++i) store_once(out + i * D, h[i]);
+    }
+    sums.token(x, w, before, h);
+  }
+
+  /// Tokens [t, end) of the path; their states are written if `keep`.
+  template <bool keep, class Sums>
+  KOKKOS_INLINE_FUNCTION void run(const CellTrajectory<T>& path, std::int64_t t, std::int64_t end, Sums& sums) {
+    const T* x = path.x + t * path.x_stride + d;
+    T* out = path.h + t * path.h_stride + d;
+    T a[ahead][g], b[ahead][g];
+    const auto load = [&](T(&to)[ahead][g]) {
+      LONGSCAN_UNROLL
+      for (int i = 0; i < ahead; ++i) {
+        LONGSCAN_UNROLL
+        for (int j = 0; j < g; ++j) to[i][j] = load_once(x + j * D);
+        x += path.x_stride;
+      }
+    };
+    const auto go = [&](const T(&from)[ahead][g]) {
+      LONGSCAN_UNROLL
+      for (int i = 0; i < ahead; ++i) {
+        one<keep>(from[i], out, sums);
+        out += path.h_stride;
+      }
+      sums.close();
+    };
+    std::int64_t batches = (end - t) / ahead;
+    t += batches * ahead;
+    if (batches > 0) load(a);
+    for (; batches > 2; batches -= 2) load(b), go(a), load(a), go(b);
+    if (batches == 2) load(b), go(a), go(b);
+    if (batches == 1) go(a);
+    if (t == end) return;
+    for (; t < end; ++t, x += path.x_stride, out += path.h_stride) {
+      T xs[g];
+      LONGSCAN_UNROLL
+      for (int j = 0; j < g; ++j) xs[j] = x[j * D];
+      one<keep>(xs, out, sums);
+    }
+    sums.close();
+  }
+};
 
 template <class Cell, class T>
 class BlockCellKernel final : public CellKernel<T> {
  public:
   using Space = Kokkos::DefaultExecutionSpace;
+  using Lanes =
+      Kokkos::RangePolicy<Space, Kokkos::LaunchBounds<256, sizeof(T) == 4 ? 2 : 1>, Kokkos::IndexType<std::int64_t>>;
   static constexpr int k = Cell::state, g = Cell::inputs, nw = Cell::weights;
 
   /// weights [Cell::weights][channels], in memory of the default execution space; must outlive the kernel.
@@ -65,58 +255,127 @@ class BlockCellKernel final : public CellKernel<T> {
     Kokkos::deep_copy(list,
                       Kokkos::View<const CellSegment*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
                           segments.data(), segments.size()));
-    const int D = channels_, lanes = (D + 31) / 32 * 32;
+    const int D = channels_;
     const T* weights = weights_;
     Kokkos::parallel_for(
-        "longscan::cell::run",
-        Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(0,
-                                                                    static_cast<std::int64_t>(segments.size()) * lanes),
+        "longscan::cell::run", Lanes(0, static_cast<std::int64_t>(segments.size()) * D),
         KOKKOS_LAMBDA(const std::int64_t i) {
-          const CellSegment s = list(i / lanes);
-          const int d = static_cast<int>(i % lanes);
+          const CellSegment s = list(i / D);
+          const int d = static_cast<int>(i % D);
           if (d < s.channel_begin || d >= s.channel_end) return;
-          const std::int64_t size = static_cast<std::int64_t>(k) * D;
-          T ws[nw], h[k];
-          for (int j = 0; j < nw; ++j) ws[j] = weights[j * D + d];
-          const std::int64_t from = s.warm_up > 0 ? s.from : s.slot;
-          for (int j = 0; j < k; ++j) h[j] = from >= 0 ? starts[from * size + j * D + d] : T(0);
-          for (std::int64_t t = s.begin - s.warm_up; t < s.end; ++t) {
-            if (t == s.begin && s.warm_up > 0)
-              for (int j = 0; j < k; ++j) starts[s.slot * size + j * D + d] = h[j];
-            T xs[g];
-            for (int j = 0; j < g; ++j) xs[j] = path.x[t * path.x_stride + j * D + d];
-            Cell::step(xs, ws, h);
-            if (keep && t >= s.begin)
-              for (int j = 0; j < k; ++j) path.h[t * path.h_stride + j * D + d] = h[j];
+          CellLane<Cell, T> lane(weights, D, d);
+          NoSums none;
+          lane.take(starts, s.warm_up > 0 ? s.from : s.slot);
+          if (s.warm_up > 0) {
+            lane.template run<false>(path, s.begin - s.warm_up, s.begin, none);
+            lane.put(starts, s.slot);
           }
-          for (int j = 0; j < k; ++j) ends[s.slot * size + j * D + d] = h[j];
+          if (keep)
+            lane.template run<true>(path, s.begin, s.end, none);
+          else
+            lane.template run<false>(path, s.begin, s.end, none);
+          lane.put(ends, s.slot);
         });
     Space().fence();  // the list is freed on return
   }
 
-  void guess(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end) const override {
+  bool shoots_squares() const override { return true; }
+  bool shoots_growth() const override { return LaneSums<Cell, T>::follows_growth; }
+  std::int64_t side_by_side() const override {  // 512 lanes a multiprocessor hide a step's latency
+    return std::max<std::int64_t>(1, std::max(1024, Space().concurrency() / 4) / channels_);
+  }
+
+  void shoot(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
+             bool first) const override {
     const int D = channels_;
     const T* weights = weights_;
     Kokkos::parallel_for(
-        "longscan::cell::guess", Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(begin, end),
-        KOKKOS_LAMBDA(const std::int64_t t) {
+        "longscan::cell::shoot", Lanes(0, grid.slots * D), KOKKOS_LAMBDA(const std::int64_t i) {
+          if (!first && !lanes.active[i]) return;
+          const std::int64_t slot = i / D;
+          const SegmentRun run = grid.run_of(slot);
+          const std::int64_t begin = grid.begin(run, slot);
+          CellLane<Cell, T> lane(weights, D, static_cast<int>(i - slot * D));
+          if (first && slot > run.slot) {
+            const bool reaches = begin - run.begin <= grid.warm_up;  // back to the run's own start, if that is known
+            NoSums none;
+            lane.take(lanes.starts, reaches && run.exact ? run.slot : -1);
+            lane.template run<false>(path, reaches ? run.begin : begin - grid.warm_up, begin, none);
+            lane.put(lanes.starts, slot);
+          } else {
+            lane.take(lanes.starts, slot);
+          }
+          finish(lane, path, grid, lanes, run, slot);
+        });
+  }
+
+  void walk(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
+            const T* arriving) const override {
+    const int D = channels_;
+    const T* weights = weights_;
+    Kokkos::parallel_for(
+        "longscan::cell::walk", Lanes(0, grid.runs * D), KOKKOS_LAMBDA(const std::int64_t i) {
+          const SegmentRun run = grid.runs == 1 ? grid.first : grid.table[i / D];
+          const std::int64_t last = i / D + 1 < grid.runs ? grid.table[i / D + 1].slot : grid.slots;
+          CellLane<Cell, T> lane(weights, D, static_cast<int>(i % D));
+          for (std::int64_t slot = run.slot; slot < last; ++slot) {
+            if (slot == run.slot && !run.exact) lane.take(arriving, 0);
+            const bool known = slot == run.slot && run.exact;
+            if (known || (!lanes.active[slot * D + lane.d] && lane.has_bits_of(lanes.starts, slot))) {
+              lane.take(lanes.ends, slot);
+              continue;
+            }
+            lane.put(lanes.starts, slot);
+            finish(lane, path, grid, lanes, run, slot);
+          }
+        });
+  }
+
+  /// A lane over its segment, and what it leaves.
+  KOKKOS_INLINE_FUNCTION static void finish(CellLane<Cell, T>& lane, const CellTrajectory<T>& path,
+                                            const SegmentGrid& grid, const ShootingArrays<T>& lanes,
+                                            const SegmentRun& run, std::int64_t slot) {
+    LaneSums<Cell, T> sums;
+    const std::int64_t begin = grid.begin(run, slot), end = grid.end(run, slot), at = slot * lane.D + lane.d;
+    lane.template run<true>(path, begin, end, sums);
+    lane.put(lanes.ends, slot);
+    lanes.squares[at] = sums.squares;
+    if constexpr (LaneSums<Cell, T>::follows_growth) {
+      lanes.growth[at] = sums.growth();
+      sums.product(lanes.products + slot * k * k * lane.D + lane.d, static_cast<int>(lane.D));
+    }
+  }
+
+  void guess(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end) const override {
+    const int D = channels_, width = is_host_space<Space> ? D : 1, pieces = D / width;
+    const T* weights = weights_;
+    Kokkos::parallel_for(
+        "longscan::cell::guess",
+        Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(begin * pieces, end * pieces),
+        KOKKOS_LAMBDA(const std::int64_t i) {
+          const std::int64_t t = i / pieces;
+          const int c0 = static_cast<int>(i % pieces) * width;
           T* s = path.h + t * path.h_stride;
-          for (int j = 0; j < k * D; ++j) s[j] = T(0);
-          row(path.x + t * path.x_stride, weights, s, D, 0, D);
+          for (int j = 0; j < k; ++j)
+            for (int d = c0; d < c0 + width; ++d) s[j * D + d] = T(0);
+          row(path.x + t * path.x_stride, weights, s, D, c0, c0 + width);
         });
   }
 
   void linearize(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end, const T* before,
                  AffineMaps<T> maps, bool diagonal) const override {
-    const int D = channels_;
+    const int D = channels_, width = is_host_space<Space> ? D : 1, pieces = D / width;
     const T* weights = weights_;
     Kokkos::parallel_for(
-        "longscan::cell::linearize", Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(begin, end),
-        KOKKOS_LAMBDA(const std::int64_t t) {
+        "longscan::cell::linearize",
+        Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(begin * pieces, end * pieces),
+        KOKKOS_LAMBDA(const std::int64_t index) {
+          const std::int64_t t = index / pieces;
+          const int c0 = static_cast<int>(index % pieces) * width;
           const T* x = path.x + t * path.x_stride;
           const T* s = t == begin ? before : path.h + (t - 1) * path.h_stride;
           const T* after = path.h + t * path.h_stride;
-          for (int d = 0; d < D; ++d) {
+          for (int d = c0; d < c0 + width; ++d) {
             T xs[g], ws[nw], h[k], A[k * k];
             for (int i = 0; i < g; ++i) xs[i] = x[i * D + d];
             for (int i = 0; i < nw; ++i) ws[i] = weights[i * D + d];
@@ -193,14 +452,7 @@ struct ChannelLook {
     for (int i = 0; i < k; ++i) after[i] = before[i];
     Cell::jacobian(x, w, before, A);
     Cell::step(x, w, after);
-    if constexpr (requires { Cell::rounding(x, w, before, after, rho); }) {
-      Cell::rounding(x, w, before, after, rho);
-    } else {  // |h| and ten times the largest value at hand
-      for (int i = 0; i < k; ++i) {
-        const T now = after[i] < T(0) ? -after[i] : after[i], old = before[i] < T(0) ? -before[i] : before[i];
-        rho[i] = now + T(10) * (now > old ? now : old);
-      }
-    }
+    rounding_of<Cell>(x, w, before, after, rho);
     const double unit = sizeof(T) == 8 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
     double next_E[k], next_v[k], size_before = 0, size = 0, norm = 0;
     for (int i = 0; i < k; ++i) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/affine.hpp"
@@ -62,16 +63,79 @@ struct GrowthSums {
 };
 
 /// `a`, then `b`.
-inline GrowthSums combine(const GrowthSums& a, const GrowthSums& b) {
+KOKKOS_INLINE_FUNCTION GrowthSums combine(const GrowthSums& a, const GrowthSums& b) {
+  const auto larger = [](double x, double y) { return x < y ? y : x; };
   GrowthSums c;
   c.total = a.total + b.total, c.norm_total = a.norm_total + b.norm_total, c.tokens = a.tokens + b.tokens;
-  c.prefix = std::max(a.prefix, a.total + b.prefix), c.suffix = std::max(b.suffix, b.total + a.suffix);
-  c.best = std::max({a.best, b.best, a.suffix + b.prefix});
-  c.norm_prefix = std::max(a.norm_prefix, a.norm_total + b.norm_prefix);
-  c.error = std::exp(b.norm_total) * a.error + b.error;
-  c.error_most = std::max(a.error_most, std::exp(b.norm_prefix) * a.error + b.error_most);
+  c.prefix = larger(a.prefix, a.total + b.prefix), c.suffix = larger(b.suffix, b.total + a.suffix);
+  c.best = larger(larger(a.best, b.best), a.suffix + b.prefix);
+  c.norm_prefix = larger(a.norm_prefix, a.norm_total + b.norm_prefix);
+  c.error = exp(b.norm_total) * a.error + b.error;
+  c.error_most = larger(a.error_most, exp(b.norm_prefix) * a.error + b.error_most);
   return c;
 }
+
+/// GrowthSums as devices sum them up along segments: in float32, `factor` and `factor_most` being what a bound on an
+/// error is multiplied with, up to the end and at most, so that neighbours combine without an exponential.
+struct alignas(16) LaneGrowth {
+  float total = 0, prefix = 0, suffix = 0, best = 0, factor = 1, factor_most = 1, error = 0, error_most = 0;
+};
+KOKKOS_INLINE_FUNCTION LaneGrowth combine(const LaneGrowth& a, const LaneGrowth& b) {
+  const auto larger = [](float x, float y) { return x < y ? y : x; };
+  const auto product = [](float x, float y) { return x * y < 1e36f ? x * y : 1e36f; };  // 0 times infinity is neither
+  LaneGrowth c;
+  c.total = a.total + b.total, c.prefix = larger(a.prefix, a.total + b.prefix);
+  c.suffix = larger(b.suffix, b.total + a.suffix);
+  c.best = larger(larger(a.best, b.best), a.suffix + b.prefix);
+  c.factor = product(a.factor, b.factor), c.factor_most = larger(a.factor_most, product(a.factor, b.factor_most));
+  c.error = product(b.factor, a.error) + b.error;
+  c.error_most = larger(a.error_most, product(b.factor_most, a.error) + b.error_most);
+  return c;
+}
+
+/// A sequence's tokens [begin, end) of a part, cut into segments: slots from `slot` on.
+struct SegmentRun {
+  std::int64_t begin = 0, end = 0, slot = 0;
+  bool exact = false;  ///< the state before it is known for good
+};
+
+/// All segments of a part: `tokens` tokens each, but for the last of a run; slots count them in order. A run without
+/// tokens has one segment without tokens.
+struct SegmentGrid {
+  std::int64_t tokens = 1, warm_up = 0, slots = 0, runs = 0;
+  SegmentRun first;                   ///< the first run
+  const SegmentRun* table = nullptr;  ///< all of them, for kernels; not needed for one
+  KOKKOS_INLINE_FUNCTION SegmentRun run_of(std::int64_t slot) const {
+    if (runs == 1) return first;
+    std::int64_t low = 0, high = runs;
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      if (table[middle].slot <= slot)
+        low = middle;
+      else
+        high = middle;
+    }
+    return table[low];
+  }
+  KOKKOS_INLINE_FUNCTION std::int64_t begin(const SegmentRun& run, std::int64_t slot) const {
+    return run.begin + (slot - run.slot) * tokens;
+  }
+  KOKKOS_INLINE_FUNCTION std::int64_t end(const SegmentRun& run, std::int64_t slot) const {
+    const std::int64_t e = begin(run, slot) + tokens;
+    return e < run.end ? e : run.end;
+  }
+};
+
+/// What a shooting pass over a grid reads and leaves, on the device. A lane is what is run again by itself: a channel
+/// of a segment, or, where channels mix, a segment.
+template <class T>
+struct ShootingArrays {
+  T *starts = nullptr, *ends = nullptr;  ///< [slots][state][channels]
+  unsigned char* active = nullptr;       ///< [slots][channels], or [slots]: lanes to run
+  double* squares = nullptr;             ///< [slots][channels]: sum of h^2; not finite if a state is not
+  T* products = nullptr;                 ///< [slots][state][state][channels]: of the Jacobians
+  LaneGrowth* growth = nullptr;          ///< [slots][channels]
+};
 
 template <class T>
 class CellKernel {
@@ -90,6 +154,20 @@ class CellKernel {
   /// alone. Waits: the host looks at ends.
   virtual void run(const CellTrajectory<T>& path, const std::vector<CellSegment>& segments, T* starts, T* ends,
                    bool keep) const = 0;
+  /// A shooting pass: all segments after their warm-ups (which set their starts) if `first`, else the active lanes from
+  /// their starts. Does not wait.
+  virtual void shoot(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
+                     bool first) const = 0;
+  /// Which of ShootingArrays `shoot` fills in beside starts and ends.
+  virtual bool shoots_squares() const { return false; }
+  virtual bool shoots_growth() const { return false; }
+  /// Segments that a device runs at once, and the tokens that it warms up unless told otherwise.
+  virtual std::int64_t side_by_side() const { return 1; }
+  virtual std::int64_t usual_warm_up() const { return sizeof(T) == 8 ? 256 : 128; }
+  /// Channel after channel through the segments of each run, from the first that is active or starts from other bits
+  /// than arrive (`arriving`: at the first run, null if its start is exact). For channels that do not mix.
+  virtual void walk(const CellTrajectory<T>&, const SegmentGrid&, const ShootingArrays<T>&,
+                    const T* /*arriving*/) const {}
   /// h_t = f(0, x_t) for tokens [begin, end): where full-trajectory methods start.
   virtual void guess(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end) const = 0;
   /// For tokens [begin, end) of a run: slot (t - begin) * blocks + b of `maps` becomes [A_t | -r_t] with
@@ -101,11 +179,16 @@ class CellKernel {
   /// error bound).
   virtual std::vector<GrowthSums> look(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
                                        const T* before) const = 0;
+  /// The same for channels that mix, without waiting: `out` in memory that kernels reach.
+  virtual void look_ahead(const CellTrajectory<T>&, std::int64_t /*begin*/, std::int64_t /*end*/, const T* /*before*/,
+                          GrowthSums* /*out*/) const {}
   /// Bytes that linearize needs for a token.
   std::int64_t map_bytes(bool diagonal) const {
     const std::int64_t n = diagonal ? 1 : block(), count = diagonal ? state_size() : blocks();
     return count * n * (n + 1) * static_cast<std::int64_t>(sizeof(T));
   }
+  /// What a method keeps from solve to solve: memory that is slow to get.
+  mutable std::shared_ptr<void> kept;
 };
 
 }  // namespace longscan

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "local/dense_cell_kernel.hpp"
 
+#include <cmath>
+
 #include "core/cells.hpp"
 #include "core/delta_chunk.hpp"
 #include "core/device_memory.hpp"
+#include "local/dense_cell_cuda.hpp"
 #include "local/lanes.hpp"
 
 namespace longscan {
@@ -26,7 +29,12 @@ class DenseCellKernel final : public CellKernel<T> {
         width_(in_strips<T>(g * D)),
         Wt_("longscan::cell::weights", static_cast<std::int64_t>(D) * width_),
         W_("longscan::cell::weights", static_cast<std::int64_t>(g) * D * D),
-        bias_("longscan::cell::bias", static_cast<std::int64_t>(g) * D) {
+        bias_("longscan::cell::bias", static_cast<std::int64_t>(g) * D)
+#ifdef KOKKOS_ENABLE_CUDA
+        ,
+        cuda_(D, W, bias)
+#endif
+  {
     const auto Wt = Kokkos::create_mirror_view(Wt_), Wh = Kokkos::create_mirror_view(W_),
                b = Kokkos::create_mirror_view(bias_);
     for (int i = 0; i < g * D; ++i) {
@@ -53,6 +61,14 @@ class DenseCellKernel final : public CellKernel<T> {
     Kokkos::deep_copy(list,
                       Kokkos::View<const CellSegment*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
                           segments.data(), count));
+#ifdef KOKKOS_ENABLE_CUDA
+    if (cuda_.in_registers())
+      cuda_.run(path, {list.data(), {}, nullptr, count}, starts, ends, nullptr, keep, true);
+    else
+      cuda_.run_in_step(path, list.data(), segments, starts, ends, keep, true);
+    Space().fence();  // the list is freed on return
+    return;
+#endif
     const std::int64_t groups = (count + rows - 1) / rows;
     const Run run{path, list, count, starts, ends, keep, D_, width_, Wt_, bias_};
     auto policy = Policy(Space(), groups, is_host_space<Space> ? 1 : 256)
@@ -61,14 +77,62 @@ class DenseCellKernel final : public CellKernel<T> {
     Space().fence();  // the list is freed on return
   }
 
+#ifdef KOKKOS_ENABLE_CUDA
+  bool shoots_squares() const override { return cuda_.in_registers(); }
+  std::int64_t side_by_side() const override { return cuda_.side_by_side(); }
+  std::int64_t usual_warm_up() const override { return sizeof(T) == 8 ? 128 : 64; }
+#else
+  std::int64_t side_by_side() const override { return 32; }
+#endif
+
+  void shoot(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
+             bool first) const override {
+    if (grid.slots == 0) return;
+#ifdef KOKKOS_ENABLE_CUDA
+    if (cuda_.in_registers()) {
+      cuda_.run(path, {nullptr, grid, first ? nullptr : lanes.active, grid.slots}, lanes.starts, lanes.ends,
+                lanes.squares, true, false);
+      return;
+    }
+#endif
+    std::vector<SegmentRun> runs(grid.runs, grid.first);
+    if (grid.runs > 1) copy_to_host<SegmentRun>(grid.table, grid.runs, runs.data());
+    std::vector<unsigned char> active(grid.slots, 1);
+    if (!first) copy_to_host<unsigned char>(lanes.active, grid.slots, active.data());
+    std::vector<CellSegment> segments;
+    std::int64_t r = 0;
+    for (std::int64_t slot = 0; slot < grid.slots; ++slot) {
+      if (r + 1 < grid.runs && runs[r + 1].slot == slot) ++r;
+      if (!active[slot]) continue;
+      const SegmentRun& run = runs[r];
+      CellSegment s{grid.begin(run, slot), grid.end(run, slot), slot, 0, -1, 0, D_};
+      if (first && slot > run.slot) {
+        s.warm_up = std::min(grid.warm_up, s.begin - run.begin);
+        if (s.begin - run.begin <= grid.warm_up && run.exact) s.from = run.slot;
+      }
+      segments.push_back(s);
+    }
+    if (segments.empty()) return;
+#ifdef KOKKOS_ENABLE_CUDA
+    const auto list = on_device("longscan::cell::segments", segments);
+    cuda_.run_in_step(path, list.data(), segments, lanes.starts, lanes.ends, true, false);
+    Space().fence();  // the list is freed on return
+#else
+    run(path, segments, lanes.starts, lanes.ends, true);
+#endif
+  }
+
   void guess(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end) const override {
-    const int D = D_;
+    const int D = D_, width = is_host_space<Space> ? D : 1, pieces = D / width;
     const Array bias = bias_;
     Kokkos::parallel_for(
-        "longscan::cell::guess", Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(begin, end),
-        KOKKOS_LAMBDA(const std::int64_t t) {
+        "longscan::cell::guess",
+        Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(begin * pieces, end * pieces),
+        KOKKOS_LAMBDA(const std::int64_t index) {
+          const std::int64_t t = index / pieces;
+          const int c0 = static_cast<int>(index % pieces) * width;
           T* s = path.h + t * path.h_stride;
-          for (int d = 0; d < D; ++d) {
+          for (int d = c0; d < c0 + width; ++d) {
             T xs[g], ps[g], h[k];
             for (int i = 0; i < g; ++i) xs[i] = path.x[t * path.x_stride + i * D + d], ps[i] = bias(i * D + d);
             for (int i = 0; i < k; ++i) h[i] = T(0);
@@ -89,9 +153,11 @@ class DenseCellKernel final : public CellKernel<T> {
 
   std::vector<GrowthSums> look(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
                                const T* before) const override {
-    // One tangent vector along the path, in double on the host: v <- A v / |A v|.
+    // One tangent vector along the path: v <- A v / |A v|.
     GrowthSums sums;
     if (begin == end) return {sums};
+    if (!is_host_space<Space>) return {look_on_device(path, begin, end, before)};
+    // in double on the host
     const std::int64_t n = static_cast<std::int64_t>(k) * D_, tokens = end - begin;
     // one copy, from the lowest address on; token t is then at (t - lowest) * stride
     const auto to_host = [&](const T* from, std::int64_t stride, std::int64_t size) {
@@ -138,6 +204,93 @@ class DenseCellKernel final : public CellKernel<T> {
     }
     return {sums};
   }
+
+  GrowthSums look_on_device(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
+                            const T* before) const {
+    SharedVector<GrowthSums> sums(1);
+    look_ahead(path, begin, end, before, sums.data());
+    Space().fence();  // the host reads the sums
+    return sums[0];
+  }
+
+  void look_ahead(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end, const T* before,
+                  GrowthSums* out) const override {
+    const std::size_t bytes = sizeof(T) * (2 * g + 3 * k) * static_cast<std::size_t>(D_);
+    const int level = bytes < (std::size_t{40} << 10) ? 0 : 1;
+    const auto policy = Policy(Space(), 1, is_host_space<Space> ? 1 : 256)
+                            .set_scratch_size(level, Kokkos::PerTeam(static_cast<int>(bytes + 2 * row_bytes)));
+    Kokkos::parallel_for("longscan::cell::look", policy,
+                         Look{path, begin, end, before, D_, level, bytes, Wt_, bias_, out});
+  }
+
+  /// On one team.
+  struct Look {
+    CellTrajectory<T> path;
+    std::int64_t begin, end;
+    const T* before;
+    int D, level;
+    std::size_t bytes;
+    Array Wt, bias;
+    GrowthSums* out;
+
+    KOKKOS_FUNCTION void operator()(const Member& member) const {
+      T* p = static_cast<T*>(member.team_scratch(level).get_shmem_aligned(bytes, row_bytes));
+      T *Wv = p + g * D, *v = Wv + g * D, *next = v + k * D, *s = next + k * D;
+      const int rank = member.team_rank(), team = member.team_size();
+      const T even = T(1) / T(sqrt(static_cast<double>(k * D)));
+      for (int i = rank; i < k * D; i += team) v[i] = i % 3 == 1 ? -even : even;
+      GrowthSums sums;
+      for (std::int64_t t = begin; t < end; ++t) {
+        const T *from = t == begin ? before : path.h + (t - 1) * path.h_stride, *x = path.x + t * path.x_stride;
+        for (int i = rank; i < k * D; i += team) s[i] = from[i];
+        member.team_barrier();
+        for (int j = rank; j < g * D; j += team) {
+          const T* column = &Wt[packed_index<T>(D, 0, j)];
+          constexpr int together = 8;  // loads in flight
+          T sum[together] = {bias[j]}, tangent[together] = {};
+          int e = 0;
+          for (; e + together <= D; e += together) {
+            LONGSCAN_UNROLL
+            for (int i = 0; i < together; ++i) {
+              const T weight = column[(e + i) * strip_columns<T>];
+              sum[i] = fused(weight, s[e + i], sum[i]), tangent[i] = fused(weight, v[e + i], tangent[i]);
+            }
+          }
+          for (; e < D; ++e) {
+            const T weight = column[e * strip_columns<T>];
+            sum[0] = fused(weight, s[e], sum[0]), tangent[0] = fused(weight, v[e], tangent[0]);
+          }
+          LONGSCAN_UNROLL
+          for (int half = together / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; ++i) sum[i] += sum[i + half], tangent[i] += tangent[i + half];
+          p[j] = sum[0], Wv[j] = tangent[0];
+        }
+        member.team_barrier();
+        T size = 0;
+        Kokkos::parallel_reduce(
+            Kokkos::TeamThreadRange(member, D),
+            [&](const int d, T& squares) {
+              T xs[g], ps[g], hs[k], dp[k * g], ds[k * k];
+              for (int i = 0; i < g; ++i) xs[i] = x[i * D + d], ps[i] = p[i * D + d];
+              for (int i = 0; i < k; ++i) hs[i] = s[i * D + d];
+              Gates::derivatives(xs, ps, hs, dp, ds);
+              for (int i = 0; i < k; ++i) {
+                T sum = 0;
+                for (int j = 0; j < g; ++j) sum += dp[i * g + j] * Wv[j * D + d];
+                for (int j = 0; j < k; ++j) sum += ds[i * k + j] * v[j * D + d];
+                next[i * D + d] = sum, squares += sum * sum;
+              }
+            },
+            size);
+        const double growth = size > T(0) ? 0.5 * static_cast<double>(log(size)) : -700;
+        const T scale = size > T(0) ? T(1) / T(sqrt(size)) : T(0);
+        sums.add(growth, growth);
+        member.team_barrier();
+        for (int i = rank; i < k * D; i += team) v[i] = size > T(0) ? next[i] * scale : even;
+      }
+      if (rank == 0) *out = sums;
+    }
+  };
 
   struct Run {
     CellTrajectory<T> path;
@@ -271,6 +424,9 @@ class DenseCellKernel final : public CellKernel<T> {
  private:
   int D_, width_;
   Array Wt_, W_, bias_;
+#ifdef KOKKOS_ENABLE_CUDA
+  DenseCellCuda<Gates, T> cuda_;
+#endif
 };
 
 }  // namespace

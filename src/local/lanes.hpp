@@ -16,7 +16,7 @@ constexpr int in_strips(int n) {
 }
 /// Where element (p, j) of a packed matrix of k rows stands.
 template <class T>
-constexpr std::int64_t packed_index(int k, int p, int j) {
+KOKKOS_INLINE_FUNCTION constexpr std::int64_t packed_index(int k, int p, int j) {
   constexpr int S = strip_columns<T>;
   return (static_cast<std::int64_t>(j / S) * k + p) * S + j % S;
 }

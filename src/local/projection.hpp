@@ -9,7 +9,8 @@
 namespace longscan {
 
 /// A matrix and a bias, laid out for `apply`. The bits of a token's projection depend on that token alone, so that
-/// cutting tokens over ranks and windows changes nothing; a library's product makes no such promise.
+/// cutting tokens over ranks and windows changes nothing; a library's product makes no such promise. (cuBLAS, which
+/// makes the products on NVIDIA devices, is therefore given the same shape every time.)
 template <class T>
 class Projection {
  public:
@@ -25,6 +26,11 @@ class Projection {
   using Array = Kokkos::View<T*, Kokkos::DefaultExecutionSpace::memory_space>;
   int rows_, columns_, width_;
   Array transposed_, bias_;
+#ifdef KOKKOS_ENABLE_CUDA
+  void apply_by_cublas(const T* x, std::int64_t tokens, T* y) const;
+  Array weight_;
+  mutable Array x_rest_, y_rest_;
+#endif
 };
 
 }  // namespace longscan

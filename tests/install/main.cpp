@@ -28,9 +28,13 @@ int main(int argc, char* argv[]) {
              {.o = {o, longscan::DType::f32, 1, 1}});
   std::printf("o = %g %g %g\n", o[0], o[1], o[2]);  // S <- S / 2 + v / 2
 
-  float half[1] = {0.5}, s[3] = {};
+  using Values = Kokkos::View<float*>;  // where kernels run
+  const Values half("half", 1), x("x", 3), states("states", 3);
+  Kokkos::deep_copy(half, 0.5f);
+  Kokkos::deep_copy(x, Kokkos::View<float*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(v, 3));
   longscan::check_cell<Half>();
-  longscan::solve_cells<Half, float>(*alone, 1, half, {{0, 3}}, {v, s});
+  longscan::solve_cells<Half, float>(*alone, 1, half.data(), {{0, 3}}, {x.data(), states.data()});
+  const auto s = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), states);
   std::printf("s = %g %g %g\n", s[0], s[1], s[2]);
   const bool delta = o[0] == 0.5f && o[1] == 1.25f && o[2] == 2.125f, cell = s[0] == 1 && s[1] == 2.5f && s[2] == 4.25f;
   return delta && cell ? 0 : 1;

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Recurrences whose channels mix, on NVIDIA devices. Where a cell is small, a few warps hold W_hh in their registers
+// and run a segment by themselves; where it is not, all segments go in step and a token of all of them is one matrix
+// product of cuBLAS. Launches on Kokkos' stream; no fence.
+#include "core/device_memory.hpp"
+#include "local/cell_kernel.hpp"
+
+namespace longscan {
+
+#ifdef KOKKOS_ENABLE_CUDA
+
+/// How float32 products are made where cuBLAS makes them.
+enum class BatchProducts : int {
+  plain,     ///< float32
+  three,     ///< on tensor cores, operands as sums of two TF32 numbers: what the sums round off is 3e-5 of the RMS
+  one_tf32,  ///< on tensor cores, operands rounded to TF32: not float32 accuracy
+};
+
+/// Segments to run: a list on the device, or, if that is null, those of a grid.
+struct DenseWork {
+  const CellSegment* list = nullptr;
+  SegmentGrid grid;
+  const unsigned char* active = nullptr;  ///< slots of the grid; null: all of them, after their warm-ups
+  std::int64_t count = 0;
+};
+
+template <class Gates, class T>
+class DenseCellCuda {
+ public:
+  /// W [gates * D][D] row-major and bias [gates * D], on the host.
+  DenseCellCuda(int D, const std::vector<T>& W, const std::vector<T>& bias);
+  /// W_hh fits into registers.
+  bool in_registers() const { return in_registers_; }
+  /// Segments that the device runs at once.
+  std::int64_t side_by_side() const;
+
+  /// In registers. `alone`: few segments, as fast as one token after another can be, else as many tokens a second as
+  /// can be (other bits). squares [slots][D] may be null.
+  void run(const CellTrajectory<T>& path, const DenseWork& work, T* starts, T* ends, double* squares, bool keep,
+           bool alone) const;
+  /// In step; `segments` is the list in `work` on the host. `alone`: the bits of a segment do not depend on how many
+  /// there are.
+  void run_in_step(const CellTrajectory<T>& path, const CellSegment* list, const std::vector<CellSegment>& segments,
+                   T* starts, T* ends, bool keep, bool alone) const;
+
+ private:
+  void run_group(const CellTrajectory<T>& path, const CellSegment* list, const CellSegment* host, std::int64_t count,
+                 std::int64_t padded, T* starts, T* ends, bool keep, BatchProducts made) const;
+
+  int D_;
+  bool in_registers_ = false;
+  DeviceArray<T> together_, alone_, bias_;  ///< W_hh as threads take it, for many segments and for few; the bias
+  DeviceArray<T> W_, W_split_;              ///< for cuBLAS
+  mutable DeviceArray<T> states_, split_, products_;
+};
+
+/// For measurements: how float32 products are made in segments that go in step.
+BatchProducts& batch_products();
+
+#endif
+
+}  // namespace longscan

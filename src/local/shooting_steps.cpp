@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "local/shooting_steps.hpp"
+
+#include <limits>
+#include <type_traits>
+
+#include "core/dtype.hpp"
+
+namespace longscan {
+namespace {
+
+using Space = Kokkos::DefaultExecutionSpace;
+using Range = Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+template <class T>
+KOKKOS_INLINE_FUNCTION auto bits_of(T x) {
+  return bits_as<std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>>(x);
+}
+
+/// Where the state that arrives at a slot stands; null at exact starts.
+template <class T>
+KOKKOS_INLINE_FUNCTION const T* arriving_at(const SegmentRun& run, std::int64_t slot, std::int64_t size, const T* ends,
+                                            const T* arriving) {
+  if (slot > run.slot) return ends + (slot - 1) * size;
+  return run.exact ? nullptr : arriving;
+}
+
+template <class T>
+KOKKOS_INLINE_FUNCTION double size_of_jump(T jump) {
+  const auto d = static_cast<double>(jump);
+  return is_non_finite(jump) ? infinity : d < 0 ? -d : d;
+}
+
+}  // namespace
+
+template <class T>
+void place_starts(const SegmentGrid& grid, std::int64_t size, const T* states, T* starts) {
+  Kokkos::parallel_for(
+      "longscan::shooting::place", Range(0, grid.runs * size), KOKKOS_LAMBDA(const std::int64_t i) {
+        const SegmentRun run = grid.runs == 1 ? grid.first : grid.table[i / size];
+        if (run.exact) starts[run.slot * size + i % size] = states[i];
+      });
+}
+
+template <class T>
+void collect_states(const SegmentGrid& grid, std::int64_t size, const T* starts, const T* ends, T* before, T* after) {
+  Kokkos::parallel_for(
+      "longscan::shooting::collect", Range(0, grid.runs * size), KOKKOS_LAMBDA(const std::int64_t i) {
+        const std::int64_t r = i / size;
+        const SegmentRun run = grid.runs == 1 ? grid.first : grid.table[r];
+        const std::int64_t next = r + 1 < grid.runs ? grid.table[r + 1].slot : grid.slots;
+        before[i] = starts[run.slot * size + i % size];
+        after[i] = ends[(next - 1) * size + i % size];
+      });
+}
+
+template <class T>
+BorderVerdict compare_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes,
+                            Arriving<T> arriving, T* jumps) {
+  const std::int64_t D = channels, size = state * D;
+  BorderVerdict verdict;
+  Kokkos::parallel_reduce(
+      "longscan::shooting::compare", Range(0, grid.slots * D),
+      KOKKOS_LAMBDA(const std::int64_t lane, std::int64_t& left, double& worst, std::int64_t& first, double& squares) {
+        const std::int64_t slot = lane / D, d = lane % D;
+        const SegmentRun run = grid.run_of(slot);
+        const T* from = arriving_at<T>(run, slot, size, lanes.ends, arriving);
+        bool differs = false;
+        for (int i = 0; i < state; ++i) {
+          const std::int64_t at = i * D + d;
+          T& start = lanes.starts[slot * size + at];
+          T jump = 0;
+          if (from && bits_of(from[at]) != bits_of(start)) {
+            differs = true, jump = from[at] - start, start = from[at];
+            const double here = size_of_jump(jump);
+            worst = here > worst ? here : worst;
+          }
+          jumps[slot * size + at] = jump;
+        }
+        lanes.active[lane] = differs;
+        squares += lanes.squares[lane];
+        if (!differs) return;
+        ++left;
+        const std::int64_t token = grid.begin(run, slot);
+        first = token < first ? token : first;
+      },
+      Kokkos::Sum<std::int64_t>(verdict.left), Kokkos::Max<double>(verdict.worst),
+      Kokkos::Min<std::int64_t>(verdict.first_token), Kokkos::Sum<double>(verdict.squares));
+  if (verdict.left == 0) verdict.worst = 0, verdict.first_token = -1;  // what the reductions start from
+  return verdict;
+}
+
+template <class T>
+BorderVerdict measure_jumps(const SegmentGrid& grid, std::int64_t size, std::int64_t channels,
+                            const ShootingArrays<T>& lanes, Arriving<T> arriving, double* jumps) {
+  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
+  using Member = typename Policy::member_type;
+  const double* squares = lanes.squares;
+  BorderVerdict verdict;
+  if (grid.slots == 0) return verdict;
+  Kokkos::parallel_reduce(
+      "longscan::shooting::jumps", Policy(Space(), grid.slots, is_host_space<Space> ? 1 : 64),
+      KOKKOS_LAMBDA(const Member& member, double& worst, double& sum) {
+        const std::int64_t slot = member.league_rank();
+        const SegmentRun run = grid.run_of(slot);
+        const T* from = arriving_at<T>(run, slot, size, lanes.ends, arriving);
+        double here = 0, squares_here = 0;
+        if (from)
+          Kokkos::parallel_reduce(
+              Kokkos::TeamThreadRange(member, size),
+              [&](const std::int64_t i, double& most) {
+                const double jump = size_of_jump<T>(from[i] - lanes.starts[slot * size + i]);
+                most = jump > most ? jump : most;
+              },
+              Kokkos::Max<double>(here));
+        if (squares)
+          Kokkos::parallel_reduce(
+              Kokkos::TeamThreadRange(member, channels),
+              [&](const std::int64_t d, double& part) { part += squares[slot * channels + d]; }, squares_here);
+        if (member.team_rank() != 0) return;
+        here = from && here > 0 ? here : 0;
+        jumps[slot] = here, sum += squares_here;
+        worst = here > worst ? here : worst;
+      },
+      Kokkos::Max<double>(verdict.worst), Kokkos::Sum<double>(verdict.squares));
+  verdict.worst = verdict.worst > 0 ? verdict.worst : 0;
+  return verdict;
+}
+
+template <class T>
+BorderVerdict hand_over(const SegmentGrid& grid, std::int64_t size, const ShootingArrays<T>& lanes,
+                        Arriving<T> arriving, const double* jumps, double limit) {
+  BorderVerdict verdict;
+  Kokkos::parallel_reduce(
+      "longscan::shooting::hand_over", Range(0, grid.slots * size),
+      KOKKOS_LAMBDA(const std::int64_t i, std::int64_t& left, std::int64_t& first) {
+        const std::int64_t slot = i / size, at = i % size;
+        const SegmentRun run = grid.run_of(slot);
+        const bool moves = jumps[slot] > limit;
+        if (moves) lanes.starts[i] = arriving_at<T>(run, slot, size, lanes.ends, arriving)[at];
+        if (at != 0) return;
+        lanes.active[slot] = moves;
+        if (!moves) return;
+        ++left;
+        const std::int64_t token = grid.begin(run, slot);
+        first = token < first ? token : first;
+      },
+      Kokkos::Sum<std::int64_t>(verdict.left), Kokkos::Min<std::int64_t>(verdict.first_token));
+  if (verdict.left == 0) verdict.first_token = -1;
+  return verdict;
+}
+
+namespace {
+
+template <class T, int n>
+void newton_lanes_of(const SegmentGrid& grid, std::int64_t D, const ShootingArrays<T>& lanes, const T* jumps,
+                     const T* in, T* out, double largest, bool move) {
+  constexpr T unit = std::numeric_limits<T>::epsilon();
+  const T limit = static_cast<T>(largest);
+  Kokkos::parallel_for(
+      "longscan::shooting::newton", Range(0, D), KOKKOS_LAMBDA(const std::int64_t d) {
+        T delta[n];  // P delta of the border before
+        for (int i = 0; i < n; ++i) delta[i] = in[d * n + i];
+        SegmentRun run = grid.first;
+        for (std::int64_t slot = 0; slot < grid.slots; ++slot) {
+          if (grid.runs > 1) run = grid.run_of(slot);
+          const bool exact = slot == run.slot && run.exact;
+          for (int i = 0; i < n; ++i) {
+            const std::int64_t at = (slot * n + i) * D + d;
+            if (exact) {
+              delta[i] = T(0);
+              continue;
+            }
+            T& value = lanes.starts[at];
+            const T step = delta[i], moved = value + step;
+            const T size = value < T(0) ? -value : value, step_size = step < T(0) ? -step : step;
+            // steps of rounding size are left out, so that equal bits can be reached
+            if (move && step_size > 4 * unit * size && !is_non_finite(moved)) {
+              value = moved;
+              lanes.active[slot * D + d] = 1;
+            }
+            delta[i] = step + jumps[at];
+          }
+          T P[n * n], next[n];
+          bool usable = true;
+          for (int i = 0; i < n; ++i) {
+            T row = 0;
+            for (int j = 0; j < n; ++j) {
+              const T p = lanes.products[(slot * n * n + i * n + j) * D + d];
+              P[i * n + j] = p, row += p < T(0) ? -p : p;
+            }
+            usable = usable && row <= limit;
+          }
+          for (int i = 0; i < n; ++i) {
+            next[i] = T(0);
+            for (int j = 0; j < n && usable; ++j) next[i] += P[i * n + j] * delta[j];
+          }
+          for (int i = 0; i < n; ++i) delta[i] = next[i];
+        }
+        for (int i = 0; i < n; ++i) out[d * n + i] = delta[i];
+      });
+  Space().fence();  // the host looks at `out`
+}
+
+}  // namespace
+
+template <class T>
+void newton_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes, const T* jumps,
+                  const T* in, T* out, double largest, bool move) {
+  if (state == 1) newton_lanes_of<T, 1>(grid, channels, lanes, jumps, in, out, largest, move);
+  if (state == 2) newton_lanes_of<T, 2>(grid, channels, lanes, jumps, in, out, largest, move);
+}
+
+void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t runs, int channels,
+                 const LaneGrowth* growth, LaneGrowth* stretches, PartGrowth* out) {
+  const std::int64_t D = channels;
+  Kokkos::parallel_for(
+      "longscan::shooting::growth", Range(0, count * D), KOKKOS_LAMBDA(const std::int64_t i) {
+        const GrowthPiece piece = pieces[i / D];
+        LaneGrowth sums;
+        for (std::int64_t slot = piece.begin; slot < piece.end; ++slot) sums = combine(sums, growth[slot * D + i % D]);
+        stretches[i] = sums;
+      });
+  Kokkos::parallel_for(
+      "longscan::shooting::growth", Range(0, D), KOKKOS_LAMBDA(const std::int64_t d) {
+        const auto as_sums = [](const LaneGrowth& g) {
+          GrowthSums sums;
+          sums.total = g.total, sums.prefix = g.prefix, sums.suffix = g.suffix, sums.best = g.best;
+          sums.norm_total = g.factor > 0 ? log(g.factor) : -700.f;
+          sums.norm_prefix = g.factor_most > 1 ? log(g.factor_most) : 0.f;
+          sums.error = g.error, sums.error_most = g.error_most;
+          return sums;
+        };
+        PartGrowth part;
+        LaneGrowth open;
+        for (std::int64_t p = 0; p < count; ++p) {
+          const std::int64_t run = pieces[p].run;
+          open = combine(open, stretches[p * D + d]);
+          if (p + 1 < count && pieces[p + 1].run == run) continue;
+          if (run == 0) {
+            part.first = as_sums(open);
+          } else if (run == runs - 1) {
+            part.last = as_sums(open);
+          } else {
+            part.rest.total += open.total;
+            part.rest.best = open.best > part.rest.best ? open.best : part.rest.best;
+            part.rest.error_most = open.error_most > part.rest.error_most ? open.error_most : part.rest.error_most;
+          }
+          open = LaneGrowth{};
+        }
+        out[d] = part;
+      });
+}
+
+#define LONGSCAN_INSTANTIATE(T)                                                                                      \
+  template void place_starts(const SegmentGrid&, std::int64_t, const T*, T*);                                        \
+  template void collect_states(const SegmentGrid&, std::int64_t, const T*, const T*, T*, T*);                        \
+  template BorderVerdict compare_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, T*);        \
+  template BorderVerdict measure_jumps(const SegmentGrid&, std::int64_t, std::int64_t, const ShootingArrays<T>&,     \
+                                       const T*, double*);                                                           \
+  template BorderVerdict hand_over(const SegmentGrid&, std::int64_t, const ShootingArrays<T>&, const T*,             \
+                                   const double*, double);                                                           \
+  template void newton_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, const T*, T*, double, \
+                             bool);
+LONGSCAN_INSTANTIATE(float)
+LONGSCAN_INSTANTIATE(double)
+#undef LONGSCAN_INSTANTIATE
+
+}  // namespace longscan

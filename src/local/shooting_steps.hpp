@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What happens between two shooting passes, on the device: starts of segments are compared with what arrives there.
+// `state` values of `channels` channels a slot, one after the other. Launches; those that return something wait.
+#include "local/cell_kernel.hpp"
+
+namespace longscan {
+
+/// What the borders look like after a pass. Jumps are arriving - start.
+struct BorderVerdict {
+  std::int64_t left = 0;          ///< lanes to run again
+  double worst = 0;               ///< largest jump; infinite if one is not finite
+  std::int64_t first_token = -1;  ///< of the first segment whose start differs; -1: none
+  double squares = 0;             ///< sum of ShootingArrays::squares
+};
+
+/// A state that comes from elsewhere to the part's first segment, in memory that kernels reach; null: none does.
+template <class T>
+using Arriving = const T*;
+
+/// starts of the runs' first segments <- states [runs][size]. Launches "longscan::shooting::place".
+template <class T>
+void place_starts(const SegmentGrid& grid, std::int64_t size, const T* states, T* starts);
+/// states before and after each run, out of starts and ends, to memory that kernels reach. Launches
+/// "longscan::shooting::collect".
+template <class T>
+void collect_states(const SegmentGrid& grid, std::int64_t size, const T* starts, const T* ends, T* before, T* after);
+
+/// Channels that do not mix: every start that has other bits than what arrives is replaced, its lane becomes active,
+/// the others do not. `jumps` [slots][size] as they were. Launches "longscan::shooting::compare" and waits.
+template <class T>
+BorderVerdict compare_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes,
+                            Arriving<T> arriving, T* jumps);
+
+/// Channels that mix: largest jump of each slot, infinite if one is not finite; sums up squares unless that is null.
+/// Launches "longscan::shooting::jumps" and waits.
+template <class T>
+BorderVerdict measure_jumps(const SegmentGrid& grid, std::int64_t size, std::int64_t channels,
+                            const ShootingArrays<T>& lanes, Arriving<T> arriving, double* jumps);
+/// Starts whose jump is above `limit` are replaced and become active. Launches "longscan::shooting::hand_over" and
+/// waits.
+template <class T>
+BorderVerdict hand_over(const SegmentGrid& grid, std::int64_t size, const ShootingArrays<T>& lanes,
+                        Arriving<T> arriving, const double* jumps, double limit);
+
+/// Starts have been handed over; here they move on by what the jumps further back will change,
+///     delta_{j+1} = P_j delta_j + jump_{j+1}, delta = 0 at exact starts: start_{j+1} += P_j delta_j,
+/// P_j being left out where a row of it sums up to more than `largest`. `in` and `out` [channels][state]: P delta of
+/// the border before and after the part, in memory that kernels reach. Starts move, and lanes become active, only if
+/// `move`. States of one or two values. Launches "longscan::shooting::newton" and waits.
+template <class T>
+void newton_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes, const T* jumps,
+                  const T* in, T* out, double largest, bool move);
+
+/// A stretch of slots within one run.
+struct GrowthPiece {
+  std::int64_t begin = 0, end = 0, run = 0;
+  bool operator==(const GrowthPiece&) const = default;
+};
+/// Growth over a part, by channel: of the first run, of the last one if it is another, of the rest together. (Their
+/// tokens are not counted.)
+struct PartGrowth {
+  GrowthSums first, last, rest;
+};
+/// `pieces` and `stretches` [count][channels] (to work in) on the device; `out` [channels] in memory that kernels
+/// reach. Launches "longscan::shooting::growth" twice.
+void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t runs, int channels,
+                 const LaneGrowth* growth, LaneGrowth* stretches, PartGrowth* out);
+
+}  // namespace longscan
