@@ -18,4 +18,9 @@ Timing time_runs(int runs, const std::function<void()>& f);
 /// Bytes a second that a copy inside the memory of the default execution space reads and writes, median of several.
 double copy_rate();
 
+struct BenchNewton;
+class Transport;
+/// `bench newton --projected`.
+void run_bench_recurrence(Transport& ranks, const BenchNewton& bench);
+
 }  // namespace longscan

@@ -192,7 +192,9 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
 }  // namespace
 
 void run_bench_newton(Transport& ranks, const BenchNewton& bench) {
-  if (bench.precision == Precision::f64)
+  if (bench.projected)
+    run_bench_recurrence(ranks, bench);
+  else if (bench.precision == Precision::f64)
     bench_in<double>(ranks, bench);
   else
     bench_in<float>(ranks, bench);

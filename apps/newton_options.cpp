@@ -69,6 +69,13 @@ void bench_newton_options(CLI::App& app, BenchNewton& b) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--runs", b.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--projected", b.projected,
+               "time the recurrence alone: inputs are projected and, like the states, on the device");
+  app.add_option("--products", b.products,
+                 "with --projected on an NVIDIA device: matrix products of large float32 cells in float32, as three "
+                 "TF32 products, or as one (not float32 accuracy)")
+      ->check(CLI::IsMember({"plain", "three", "tf32"}))
+      ->type_name("plain|three|tf32");
   app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
   config_option(app);
   app.footer("Example:\n  longscan bench newton --cell paragru --tokens 16384 --hidden 64 --method newton quasi");

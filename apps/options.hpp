@@ -117,7 +117,8 @@ struct BenchNewton {
   Precision precision = Precision::f32;
   std::vector<NewtonMethod> methods;  ///< beside auto and the token loop
   std::int64_t segment = 0, max_iterations = 100;
-  bool json = false;
+  bool json = false, projected = false;
+  std::string products;  ///< how a device makes large float32 products; empty: as usual
 };
 
 struct BenchScan {
