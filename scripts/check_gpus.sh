@@ -29,7 +29,7 @@ check() {
     failed=1
   fi
 }
-on() { timeout 300 mpirun -n "$1" "$longscan" "${@:2}"; }
+on() { timeout 300 mpirun -n "$1" "$longscan" "${@:2}" < /dev/null; }  # stdin is the list of cases
 # The last number after "KEY": in a file of JSON.
 number() { sed -n "s/.*\"$1\": *\([-+0-9.eE]*\),*$/\1/p" "$2" | tail -1; }
 # shellcheck disable=SC2317  # called by check
