@@ -59,14 +59,14 @@ hopper::Pass describe(const DeltaPass<float>& pass) {
   return p;
 }
 
-const cudaDeviceProp& device() {
-  static const cudaDeviceProp properties = [] {
+const cudaDeviceProp& properties() {
+  static const cudaDeviceProp found = [] {
     cudaDeviceProp p{};
     int number = 0;
     if (cudaGetDevice(&number) != cudaSuccess || cudaGetDeviceProperties(&p, number) != cudaSuccess) p.major = 0;
     return p;
   }();
-  return properties;
+  return found;
 }
 
 void check(cudaError_t error) {
@@ -171,12 +171,12 @@ bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
          in.v.heads_per_stored == 1 && in.beta.heads_per_stored == 1 && (!in.eta || in.eta.heads_per_stored == 1) &&
          (!r.outputs || (in.q.type == in.k.type && in.q.heads_per_stored == in.k.heads_per_stored && pass.out.data &&
                          pass.out.type == in.k.type)) &&
-         hopper::applies(device().major, r.d_key, r.d_value, p) &&
-         (!r.map || hopper::applies(device().major, r.d_key, r.d_key, square));
+         hopper::applies(properties().major, r.d_key, r.d_value, p) &&
+         (!r.map || hopper::applies(properties().major, r.d_key, r.d_key, square));
 }
 
 int DeltaTensor::side_by_side(const DeltaPass<float>& pass) {
-  return device().multiProcessorCount * hopper::tasks_at_once(pass.rules.d_key, pass.rules.d_value);
+  return properties().multiProcessorCount * hopper::tasks_at_once(pass.rules.d_key, pass.rules.d_value);
 }
 
 void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks) {
