@@ -371,7 +371,10 @@ TEST_F(AsOnADevice, TheSameVerdict) {
     if (host.sampled) continue;  // where kernels run on a device it is from a part of the tokens
     EXPECT_NEAR(device.lyapunov, host.lyapunov, 0.03 * std::abs(host.lyapunov)) << type;
     EXPECT_NEAR(device.log_amplification, host.log_amplification, 1.0) << type;
-    EXPECT_GT(device.error_bound, 0.2 * host.error_bound) << type;
+    // over ranks the host multiplies norms of 2 x 2 blocks, the device takes the norm of their product
+    if (world().size() == 1 || std::string(type) == "paragru") {
+      EXPECT_GT(device.error_bound, 0.2 * host.error_bound) << type;
+    }
     EXPECT_LT(device.error_bound, 5 * host.error_bound) << type;
   }
 }
