@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/hdf5_types.hpp"
 
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 namespace longscan::io {
 namespace {
@@ -56,6 +62,51 @@ void write_values(hid_t object, const std::string& name, hid_t type, const T* va
 }
 
 }  // namespace
+
+namespace {
+
+constexpr int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
+
+/// The input that a thread is reading, for the handler. One thread at a time has a session.
+struct Reading {
+  std::atomic<const char*> path = nullptr;
+  std::atomic<pthread_t> thread = pthread_t();
+  struct sigaction before[std::size(crashes)];
+} reading;
+
+extern "C" void crashed(int signal) {
+  const char* path = reading.path;
+  if (path && pthread_equal(reading.thread, pthread_self())) {  // write and _exit alone are safe here
+    const auto say = [](const char* text) {
+      if (write(STDERR_FILENO, text, std::strlen(text)) < 0) _exit(static_cast<int>(ExitCode::bad_input));
+    };
+    say("longscan: '"), say(path);
+    say("' is damaged: the HDF5 library crashes on it; write the file again, or see what h5dump makes of it\n");
+    _exit(static_cast<int>(ExitCode::bad_input));
+  }
+  for (std::size_t i = 0; i < std::size(crashes); ++i)
+    if (crashes[i] == signal) sigaction(signal, &reading.before[i], nullptr);
+  raise(signal);
+}
+
+}  // namespace
+
+Hdf5Session::Hdf5Session(const std::string& path) : Hdf5Session() {
+  if (reading.path) return;  // inside another
+  guards_ = true;
+  reading.thread = pthread_self();
+  struct sigaction action = {};
+  action.sa_handler = crashed;
+  sigemptyset(&action.sa_mask);
+  for (std::size_t i = 0; i < std::size(crashes); ++i) sigaction(crashes[i], &action, &reading.before[i]);
+  reading.path = path.c_str();
+}
+
+Hdf5Session::~Hdf5Session() {
+  if (!guards_) return;
+  reading.path = nullptr;
+  for (std::size_t i = 0; i < std::size(crashes); ++i) sigaction(crashes[i], &reading.before[i], nullptr);
+}
 
 Hdf5Session::Hdf5Session() : lock_(session_mutex()) {
   static const bool started = [] {
