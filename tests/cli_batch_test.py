@@ -7,7 +7,6 @@
 Jobs are stopped, killed and hindered while they run. Each must end by itself, with one message and the right code;
 --resume must then finish as if nothing had happened.
 """
-import argparse
 import contextlib
 import os
 import random
@@ -16,10 +15,8 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-import unittest
 
 import cli_test
 from cli_test import BAD_INPUT, FILE_IO, RESOURCES, USAGE, Command, contents
@@ -482,11 +479,5 @@ class Kill(Batch):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--longscan", required=True)
-    parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--launch", nargs=argparse.REMAINDER, required=True)
-    options = parser.parse_args()
     cli_test.TIMEOUT = 180
-    cli_test.LONGSCAN, cli_test.LAUNCH = os.path.abspath(options.longscan), options.launch
-    unittest.main(argv=[sys.argv[0], "-v", *options.only])
+    cli_test.main(__doc__)

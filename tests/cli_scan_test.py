@@ -4,12 +4,10 @@
 
     cli_scan_test.py --longscan build/apps/longscan [--only CLASS[.TEST]…] --launch mpirun --oversubscribe -n
 """
-import argparse
 import json
 import os
 import subprocess
 import sys
-import unittest
 
 import cli_test
 from cli_test import Command, h5py
@@ -131,10 +129,4 @@ class Scan(Command):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--longscan", required=True)
-    parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--launch", nargs=argparse.REMAINDER, required=True)
-    options = parser.parse_args()
-    cli_test.LONGSCAN, cli_test.LAUNCH = os.path.abspath(options.longscan), options.launch
-    unittest.main(argv=[sys.argv[0], "-v", *options.only])
+    cli_test.main(__doc__)

@@ -694,11 +694,17 @@ class Solve(Command):
         self.assertRegex(text["longscan_version"], r"^\d+\.\d+\.\d+$")
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(description):
+    """Runs the tests of the calling script on the program and launcher of the command line."""
+    global LONGSCAN, LAUNCH
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--longscan", required=True)
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--launch", nargs=argparse.REMAINDER, required=True)
     options = parser.parse_args()
     LONGSCAN, LAUNCH = os.path.abspath(options.longscan), options.launch
     unittest.main(argv=[sys.argv[0], "-v", *options.only])
+
+
+if __name__ == "__main__":
+    main(__doc__)
