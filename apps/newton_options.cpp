@@ -78,7 +78,7 @@ void bench_newton_options(CLI::App& app, BenchNewton& b) {
       ->type_name("plain|three|tf32");
   app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
   config_option(app);
-  app.footer("Example:\n  longscan bench newton --cell paragru --tokens 16384 --hidden 64 --method newton quasi");
+  app.footer("Example:\n  longscan bench newton --cell paragru --tokens 2048 --hidden 32 --method newton quasi");
 }
 
 }  // namespace longscan

@@ -4,11 +4,8 @@
 
     cli_newton_test.py --longscan build/apps/longscan [--only CLASS[.TEST]…] --launch mpirun --oversubscribe -n
 """
-import argparse
 import json
-import os
-import sys
-import unittest
+from unittest import mock
 
 import cli_test
 from cli_test import BAD_INPUT, NUMERICAL, USAGE, Command, contents
@@ -359,14 +356,10 @@ class Tools(NewtonCommand):
             for line in (x.strip() for x in lines if x.strip()):
                 words = line.split()
                 ranks = 2 if words[0] == "mpirun" else 1
-                self.succeed(*words[words.index("longscan") + 1:], *(("--force",) if "generate" in words else ()), ranks=ranks)
+                with mock.patch.object(cli_test, "TIMEOUT", 240):  # seconds on an idle core, minutes on a busy one
+                    self.succeed(*words[words.index("longscan") + 1:], *(("--force",) if "generate" in words else ()),
+                                 ranks=ranks)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--longscan", required=True)
-    parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--launch", nargs=argparse.REMAINDER, required=True)
-    options = parser.parse_args()
-    cli_test.LONGSCAN, cli_test.LAUNCH = os.path.abspath(options.longscan), options.launch
-    unittest.main(argv=[sys.argv[0], "-v", *options.only])
+    cli_test.main(__doc__)
