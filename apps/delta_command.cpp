@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 
 #include "apps/batch_run.hpp"
@@ -9,51 +8,14 @@
 #include "apps/delta_file.hpp"
 #include "apps/pipeline.hpp"
 #include "apps/report.hpp"
+#include "apps/setup.hpp"
 #include "apps/stop_request.hpp"
 #include "apps/stopwatch.hpp"
-#include "apps/window.hpp"
 
 namespace longscan {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double scale_of(const std::string& text, int d_key) {
-  if (text == "rsqrt") return 1 / std::sqrt(static_cast<double>(d_key));
-  return std::stod(text);
-}
-
-DeltaOptions options_of(const DeltaCommand& command, const DeltaProblem& problem) {
-  DeltaOptions o;
-  o.variant = problem.variant, o.erase = command.erase, o.inverse = command.inverse, o.chunk = command.chunk;
-  o.scale = scale_of(command.scale, problem.shape.d_key), o.normalize_keys = command.normalize_keys;
-  o.precision = arithmetic_of(command.solve.precision, problem.widest());
-  o.scan = command.solve.scan;
-  o.reproducible = command.solve.reproducible, o.state_every = command.state_only ? 0 : command.state_every;
-  return o;
-}
-
-/// What a window takes of memory.
-WindowNeeds needs_of(const Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem,
-                     const DeltaRule& rule) {
-  WindowNeeds needs;
-  needs.all = (problem.tokens() + ranks.size() - 1) / ranks.size();
-  needs.in_and_out = DeltaPartBuffers::bytes_per_token(problem, command, delta_output_type(problem, command));
-  const std::int64_t state =
-      static_cast<std::int64_t>(problem.shape.heads) * problem.shape.d_key * problem.shape.d_value *
-      static_cast<std::int64_t>(size_of(state_type_of(arithmetic_of(command.solve.precision, problem.widest()))));
-  // states of the sequences of a part (in and out) and recorded ones: at worst spread as the tokens are
-  const std::int64_t sequences = problem.sequences().count();
-  const double states_a_token =
-      2.0 * static_cast<double>(sequences) / static_cast<double>(std::max<std::int64_t>(1, problem.tokens())) +
-      (command.state_every > 0 ? 1.0 / static_cast<double>(command.state_every) : 0.0);
-  needs.work = [states_a_token, state, all = needs.all, &rule](std::int64_t tokens) {
-    const int slots = tokens < all ? 2 : 1;
-    return slots * static_cast<std::int64_t>(states_a_token * static_cast<double>(tokens)) * state + 2 * state +
-           rule.workspace_bytes(tokens);
-  };
-  return needs;
-}
 
 /// For checkpoints.
 nlohmann::json to_json(const DeltaReport& r) {
@@ -90,7 +52,7 @@ class DeltaSolve {
 
   /// The tokens from `from` on, in windows of about `wanted` tokens a rank (0: as it seems best).
   void run(BatchRun& batch, std::int64_t index, std::int64_t from, std::int64_t wanted, std::int64_t done_before) {
-    const WindowNeeds needs = needs_of(ranks_, command_, problem_, rule_);
+    const WindowNeeds needs = needs_of(command_, problem_, rule_, ranks_.size());
     const std::int64_t tokens = choose_window(ranks_, wanted, needs);
     planned_bytes_ = needs.host(tokens), window_ = tokens;
     if (from > 0) rule_.set_state(batch.solver_state());
@@ -173,13 +135,8 @@ void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, con
     std::string text = std::string(name_of(p.variant)) + ", " + std::to_string(p.tokens()) + " tokens in " +
                        std::to_string(p.sequences().count()) +
                        (p.sequences().count() == 1 ? " sequence" : " sequences") +
-                       (p.sources.size() > 1 ? " of " + std::to_string(p.sources.size()) + " groups" : "") +
-                       ", H = " + std::to_string(p.shape.heads) + ", K = " + std::to_string(p.shape.d_key) +
-                       ", V = " + std::to_string(p.shape.d_value) + ", " +
-                       (!p.has("log_decay")     ? "no decay"
-                        : p.shape.channel_decay ? "channel decay"
-                                                : "head decay") +
-                       ", " + std::string(name_of(arithmetic_of(command.solve.precision, p.widest()))) + " on " +
+                       (p.sources.size() > 1 ? " of " + std::to_string(p.sources.size()) + " groups" : "") + ", " +
+                       shape_text(p, arithmetic_of(command.solve.precision, p.widest())) + " on " +
                        std::to_string(ranks) + (ranks == 1 ? " rank (" : " ranks (") + device_name() + ")";
     progress.say(text);
   }

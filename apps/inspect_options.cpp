@@ -95,7 +95,7 @@ void plan_options(CLI::App& app, PlanCommand& c) {
   app.add_option("--memory", c.memory, "bytes a rank may use, such as 64GB (default: from what is free here)")
       ->transform(CLI::AsSizeValue(false))
       ->type_name("BYTES");
-  app.add_option("--window", c.delta.solve.window, "tokens a rank in memory at a time (default: as many as fit)")
+  app.add_option("--window", c.delta.solve.window, "plan for --window TOKENS")
       ->check(CLI::PositiveNumber)
       ->type_name("TOKENS");
   app.add_option_function<std::string>(
@@ -112,6 +112,13 @@ void plan_options(CLI::App& app, PlanCommand& c) {
   app.add_option("--state-every", c.delta.state_every, "plan for --state-every N")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
+  app.add_option_function<std::string>(
+         "--output-dtype",
+         [&c](const std::string& word) { c.delta.solve.output_type = types.parse("--output-dtype", word); },
+         "plan for --output-dtype")
+      ->type_name(types.text());
+  choice(app, "--scan", c.delta.solve.scan, scans, "plan for --scan");
+  choice(app, "--method", c.newton.method, methods, "newton: plan for --method");
   app.add_flag("--json", c.json, "print one JSON array on stdout");
   const std::string sizes = "Sizes, without a file";
   app.add_option("--tokens", c.sizes.tokens, "T")->check(CLI::NonNegativeNumber)->capture_default_str()->group(sizes);
@@ -158,17 +165,16 @@ void plan_options(CLI::App& app, PlanCommand& c) {
                  "delta: tokens and heads, newton: tokens, that a rank solves a second (default: measured here)")
       ->check(CLI::PositiveNumber)
       ->group(model);
-  app.add_option("--latency", c.model.latency, "seconds of a message between ranks")
+  app.add_option("--latency", c.latency, "seconds of a message between ranks")
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->group(model);
-  app.add_option_function<double>(
-         "--bandwidth", [&c](double x) { c.model.byte = 1 / x; }, "bytes a second between two ranks (default 1e10)")
+  app.add_option("--bandwidth", c.bandwidth, "bytes a second between two ranks")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str()
       ->group(model);
-  app.add_option_function<double>(
-         "--apply-rate", [&c](double x) { c.model.multiply = 1 / x; },
-         "multiplications a second of S P + L (default 1e10)")
+  app.add_option("--apply-rate", c.apply_rate,
+                 "multiplications a second of the maps that the scan applies (default: measured here)")
       ->check(CLI::PositiveNumber)
       ->group(model);
   reading_options(app, c.delta, c.newton);

@@ -9,10 +9,10 @@
 #include "apps/memory.hpp"
 #include "apps/newton_problem.hpp"
 #include "apps/pipeline.hpp"
+#include "apps/setup.hpp"
 #include "apps/staging.hpp"
 #include "apps/stop_request.hpp"
 #include "apps/stopwatch.hpp"
-#include "apps/window.hpp"
 #include "core/device_memory.hpp"
 #include "core/dtype.hpp"
 #include "local/check_inputs.hpp"
@@ -30,10 +30,6 @@ std::vector<std::string> state_names(const NetworkShape& network) {
   return network.state > 1 ? std::vector<std::string>{"h", "c"} : std::vector<std::string>{"h"};
 }
 
-DType output_type(const NewtonProblem& problem, const NewtonCommand& command) {
-  return command.solve.output_type.value_or(problem.type());
-}
-
 std::vector<OutputDataset> newton_outputs(const std::vector<NewtonProblem>& problems, const NewtonCommand& command,
                                           const NetworkShape& network, DType state) {
   std::vector<OutputDataset> datasets;
@@ -43,7 +39,7 @@ std::vector<OutputDataset> newton_outputs(const std::vector<NewtonProblem>& prob
       for (const std::string& name : state_names(network)) {
         auto shape = source.data.at("x").shape;
         shape.back() = network.directions * D;
-        datasets.push_back({dataset_path(source.group, name), shape, output_type(problem, command)});
+        datasets.push_back({dataset_path(source.group, name), shape, newton_output_type(problem, command)});
         datasets.push_back(
             {dataset_path(source.group, name + "_final"),
              problem.many() ? std::vector<std::int64_t>{L, source.sequences(), D} : std::vector<std::int64_t>{L, D},
@@ -101,6 +97,7 @@ class NewtonSolve {
         out_(out),
         progress_(progress),
         seconds_(seconds),
+        arithmetic_(arithmetic),
         state_(state_type_of(arithmetic)),
         solver_(ranks, cell.weights, problem.inputs, options_of(command, arithmetic), problem.sequences()) {}
 
@@ -109,10 +106,10 @@ class NewtonSolve {
   using Save = std::function<void(BatchRun::Place, const std::function<void()>&)>;
   void run(std::int64_t from, const NewtonReport& before, const std::vector<std::byte>& state, std::int64_t wanted,
            std::int64_t done_before, const Save& save) {
-    const WindowNeeds needs = needs_of();
+    const WindowNeeds needs = needs_of(command_, problem_, solver_, arithmetic_, ranks_.size());
     const std::int64_t tokens = choose_window(ranks_, wanted, needs);
     planned_bytes_ = needs.host(tokens), window_ = tokens;
-    if (solver_.shape().directions > 1 && tokens < needs.all && command_.solve.window > 0)
+    if (needs.whole && command_.solve.window > 0 && command_.solve.window < needs.all)
       progress_.say(
           "note: the cell runs in both directions, so --window is set aside and all tokens are kept in memory");
     if (from > 0) solver_.set_state(state), report_ = before;
@@ -145,31 +142,6 @@ class NewtonSolve {
   std::int64_t planned_bytes() const { return planned_bytes_; }
 
  private:
-  WindowNeeds needs_of() const {
-    const NetworkShape& network = solver_.shape();
-    const std::int64_t element = static_cast<std::int64_t>(size_of(state_));
-    const std::int64_t outputs = network.state * network.directions * network.channels;
-    WindowNeeds needs;
-    needs.all = (problem_.tokens() + ranks_.size() - 1) / ranks_.size();
-    needs.in_and_out = problem_.inputs * static_cast<std::int64_t>(size_of(problem_.type())) + outputs * element;
-    // layers that run backwards need every token at once
-    if (network.directions > 1) needs.least = needs.all;
-    const NewtonMethod m = command_.method;
-    needs.overlaps = m == NewtonMethod::automatic || m == NewtonMethod::shooting || m == NewtonMethod::sequential;
-    // what is written is converted on the way
-    const std::int64_t converted = outputs * static_cast<std::int64_t>(size_of(output_type(problem_, command_)));
-    needs.work = [this, converted](std::int64_t n) { return n * converted + solver_.workspace_bytes(n); };
-    return needs;
-  }
-
-  static NewtonOptions options_of(const NewtonCommand& command, Precision arithmetic) {
-    NewtonOptions o;
-    o.method = command.method, o.tolerance = command.tolerance, o.max_iterations = command.max_iterations;
-    o.segment = command.segment, o.precision = arithmetic, o.reproducible = command.solve.reproducible;
-    o.scan = command.solve.scan;
-    return o;
-  }
-
   Slab token_slab(const Source& source, std::int64_t batch, std::int64_t token, std::int64_t n,
                   std::int64_t width) const {
     (void)source;
@@ -300,7 +272,7 @@ class NewtonSolve {
     const NetworkShape& network = solver_.shape();
     const std::int64_t width = network.directions * network.channels, D = network.channels;
     const std::int64_t L = network.layers * network.directions;
-    const DType type = output_type(problem_, command_);
+    const DType type = newton_output_type(problem_, command_);
     for (const std::string& name : state_names(network)) {
       const std::vector<std::byte>& values = name == "h" ? slot.h : slot.c;
       const std::vector<std::byte>& finals = name == "h" ? slot.h_final : slot.c_final;
@@ -334,6 +306,7 @@ class NewtonSolve {
   SharedOutput& out_;
   Progress& progress_;
   Seconds& seconds_;
+  Precision arithmetic_;
   DType state_;
   Newton solver_;
   NewtonSlot slots_[2];
@@ -409,20 +382,13 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   });
 
   std::int64_t tokens = 0, sequences = 0;
-  Precision arithmetic = Precision::f32;
-  for (const NewtonProblem& p : problems) {
-    tokens += p.tokens(), sequences += p.sequences().count();
-    if (newton_arithmetic(command.solve.precision, p.type(), cell.widest) == Precision::f64)
-      arithmetic = Precision::f64;
-  }
+  for (const NewtonProblem& p : problems) tokens += p.tokens(), sequences += p.sequences().count();
+  const Precision arithmetic = newton_arithmetic(command, problems, cell.widest);
   Progress progress(ranks.rank() == 0 && !command.solve.quiet, "longscan newton", tokens);
-  progress.say(network.type + (network.reason.empty() ? "" : " (" + network.reason + ")") +
-               ", D = " + std::to_string(network.channels) + ", D_in = " + std::to_string(network.inputs) +
-               (network.layers > 1 ? ", " + std::to_string(network.layers) + " layers" : "") +
-               (network.directions > 1 ? ", both directions" : "") + ", " + std::to_string(tokens) + " tokens in " +
-               std::to_string(sequences) + (sequences == 1 ? " sequence" : " sequences") + ", " +
-               std::string(name_of(arithmetic)) + " on " + std::to_string(ranks.size()) +
-               (ranks.size() == 1 ? " rank (" : " ranks (") + device_name() + ")");
+  progress.say(network.type + (network.reason.empty() ? "" : " (" + network.reason + ")") + ", " + shape_text(network) +
+               ", " + std::to_string(tokens) + " tokens in " + std::to_string(sequences) +
+               (sequences == 1 ? " sequence" : " sequences") + ", " + std::string(name_of(arithmetic)) + " on " +
+               std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank (" : " ranks (") + device_name() + ")");
 
   Carrier carrier(ranks, command.solve.transport);
   if (!carrier.note().empty()) progress.say("note: " + carrier.note());

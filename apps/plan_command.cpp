@@ -14,8 +14,12 @@
 #include "apps/inspect.hpp"
 #include "apps/memory.hpp"
 #include "apps/plan.hpp"
+#include "apps/setup.hpp"
+#include "core/delta_chunk.hpp"
 #include "core/device_memory.hpp"
 #include "core/dtype.hpp"
+#include "dist/delta_part.hpp"
+#include "dist/exclusive_scan.hpp"
 
 namespace longscan {
 namespace {
@@ -27,13 +31,15 @@ using Clock = std::chrono::steady_clock;
 struct Outline {
   std::string what, solver;
   std::int64_t tokens = 0, sequences = 0;
-  std::int64_t token_bytes = 0;  ///< in memory: inputs and outputs
   double read_bytes = 0, written_bytes = 0;
-  std::function<std::int64_t(std::int64_t)> needed;  ///< bytes of a window of so many tokens a rank
-  std::int64_t least = 1024;
-  ScanWork scan;
-  double tokens_factor = 1;              ///< heads, where rates count tokens and heads
-  double seconds = 0, seconds_maps = 0;  ///< of one token (and head) on one rank: with the state known; with maps
+  WindowNeeds needs;
+  std::vector<std::shared_ptr<const void>> kept;  ///< what `needs` asks
+  ScanSize scan;
+  double apply = 0, compose = 0;            ///< multiplications of a scan's A x + b; of A2 A1, A2 b1 + b2
+  std::function<ScanCosts()> measure_maps;  ///< seconds of these here
+  std::int64_t run = 0, segment = 0;        ///< tokens of the longest sequence; of its segments, if reproducible
+  double tokens_factor = 1;                 ///< heads, where rates count tokens and heads
+  double seconds = 0, seconds_maps = 0;     ///< of one token (and head) on one rank: with the state known; with maps
   bool reproducible = false;
 };
 
@@ -47,6 +53,12 @@ double seconds_of(const std::function<void()>& work) {
   return best;
 }
 
+std::int64_t longest(const Sequences& s) {
+  std::int64_t most = 1;
+  for (std::size_t i = 1; i < s.offsets.size(); ++i) most = std::max(most, s.offsets[i] - s.offsets[i - 1]);
+  return most;
+}
+
 /// Seconds a token of one head of this shape, on synthetic tokens.
 double measure_delta(const DeltaShape& shape, DeltaOptions options, DType type, bool decay, bool maps) {
   const auto alone = make_single_transport();
@@ -54,7 +66,7 @@ double measure_delta(const DeltaShape& shape, DeltaOptions options, DType type, 
   const auto tokens = static_cast<std::int64_t>(std::clamp(1e9 / work, 256.0, 65536.0));
   DeltaShape one = shape;
   one.heads = 1;
-  options.reproducible = maps, options.state_every = 0;
+  options.reproducible = maps, options.state_every = 0, options.scan = ScanAlgorithm::automatic;
   DeltaRule rule(*alone, one, options, {{0, tokens}});
   const int K = one.d_key, V = one.d_value, wide = one.channel_decay ? K : 1;
   std::vector<DeviceArray<std::byte>> memory;
@@ -84,120 +96,140 @@ double measure_delta(const DeltaShape& shape, DeltaOptions options, DType type, 
   return seconds / static_cast<double>(tokens);
 }
 
+/// A scan of maps [n][n + m] and points [n][m]; rows are padded in the delta rule.
+template <class T>
+void set_scan(Outline& o, std::int64_t elements, int n, int m, bool pad) {
+  const int point_row = pad ? padded<T>(m) : m, map_row = pad ? padded<T>(n + m) : n + m;
+  ScanPart<T> part;
+  part.count = elements;
+  part.in = {nullptr, point_row, static_cast<std::int64_t>(n) * point_row};
+  part.maps = {nullptr, n, m, map_row, static_cast<std::int64_t>(n) * map_row, pad};
+  const auto bytes = static_cast<std::int64_t>(sizeof(T));
+  o.scan = {elements, part.point_size() * bytes, part.map_size() * bytes, 1};
+  o.apply = static_cast<double>(n) * n * m, o.compose = static_cast<double>(n) * n * (n + m);
+  o.measure_maps = [part, quick = o.compose < 1e8] {
+    const auto alone = make_single_transport();
+    return measure_scan(*alone, part, quick);
+  };
+}
+
 Outline outline_of(const DeltaProblem& p, const PlanCommand& plan) {
   const DeltaCommand& c = plan.delta;
   const DType out_type = delta_output_type(p, c);
   const Precision arithmetic = arithmetic_of(c.solve.precision, p.widest());
+  const DeltaOptions options = options_of(c, p);
   Outline o;
   o.solver = "delta", o.tokens = p.tokens(), o.sequences = p.sequences().count();
-  o.what = std::string(name_of(p.variant)) + ", H = " + std::to_string(p.shape.heads) +
-           ", K = " + std::to_string(p.shape.d_key) + ", V = " + std::to_string(p.shape.d_value) + ", " +
-           (!p.has("log_decay")     ? "no decay"
-            : p.shape.channel_decay ? "channel decay"
-                                    : "head decay") +
-           ", " + std::string(name_of(arithmetic));
-  o.token_bytes = DeltaPartBuffers::bytes_per_token(p, c, out_type);
+  o.what = std::string(name_of(p.variant)) + ", " + shape_text(p, arithmetic);
+  const std::int64_t token_bytes = DeltaPartBuffers::bytes_per_token(p, c, out_type);
   const auto element = static_cast<std::int64_t>(size_of(state_type_of(arithmetic)));
   const std::int64_t K = p.shape.d_key, V = p.shape.d_value, H = p.shape.heads, state = H * K * V * element;
   const double out = c.state_only ? 0 : static_cast<double>(H * V) * static_cast<double>(size_of(out_type));
   const double states =
       static_cast<double>(o.sequences) + (c.state_every > 0 ? static_cast<double>(o.tokens / c.state_every) : 0.0);
-  o.read_bytes = (static_cast<double>(o.token_bytes) - out) * static_cast<double>(o.tokens);
+  o.read_bytes = (static_cast<double>(token_bytes) - out) * static_cast<double>(o.tokens);
   o.written_bytes = out * static_cast<double>(o.tokens) + states * static_cast<double>(state);
 
-  DeltaOptions options;
-  options.variant = p.variant, options.erase = c.erase, options.inverse = c.inverse, options.chunk = c.chunk;
-  options.precision = arithmetic, options.reproducible = c.solve.reproducible, options.state_every = c.state_every;
-  options.normalize_keys = c.normalize_keys;
   const std::shared_ptr<Transport> alone = make_single_transport();
   const auto rule = std::make_shared<DeltaRule>(*alone, p.shape, options, p.sequences(), p.counting());
-  const double a_token =
-      2.0 * static_cast<double>(o.sequences) / static_cast<double>(std::max<std::int64_t>(1, o.tokens)) +
-      (c.state_every > 0 ? 1.0 / static_cast<double>(c.state_every) : 0.0);
-  o.needed = [alone, rule, a_token, state, bytes = o.token_bytes](std::int64_t n) {
-    return n * bytes + static_cast<std::int64_t>(a_token * static_cast<double>(n)) * state + 2 * state +
-           rule->workspace_bytes(n);
-  };
-  const auto k = static_cast<double>(K), v = static_cast<double>(V);
-  o.scan = {H, K * V * element, (K * K + K * V) * element, k * k * v, k * k * (k + v)};
-  o.tokens_factor = static_cast<double>(H), o.reproducible = c.solve.reproducible;
+  o.needs = needs_of(c, p, *rule, plan.ranks), o.kept = {alone, rule};
+  if (arithmetic == Precision::f64)
+    set_scan<double>(o, H, p.shape.d_key, p.shape.d_value, true);
+  else
+    set_scan<float>(o, H, p.shape.d_key, p.shape.d_value, true);
+  o.run = longest(p.sequences()), o.segment = segment_tokens(o.run);
+  o.tokens_factor = static_cast<double>(H), o.reproducible = options.reproducible;
   o.seconds = plan.solve_rate > 0 ? 1 / plan.solve_rate
                                   : measure_delta(p.shape, options, p.type("v"), p.has("log_decay"), o.reproducible);
-  o.seconds_maps = plan.solve_rate > 0 ? o.seconds * (2 + k / v)
+  o.seconds_maps = plan.solve_rate > 0 ? o.seconds * (2 + static_cast<double>(K) / static_cast<double>(V))
                    : o.reproducible    ? o.seconds
                                        : measure_delta(p.shape, options, p.type("v"), p.has("log_decay"), true);
   return o;
 }
 
-Outline outline_of(std::int64_t tokens, std::int64_t sequences, int inputs, DType x, const CellWeights& weights,
-                   DType widest, const PlanCommand& plan) {
+Outline outline_of(const NewtonProblem& p, const CellWeights& weights, Precision arithmetic, const PlanCommand& plan) {
   const NetworkShape network = network_shape(weights, -1);
   const NewtonCommand& c = plan.newton;
-  const Precision arithmetic = newton_arithmetic(c.solve.precision, x, widest);
+  const DType x = p.type();
+  const std::int64_t tokens = p.tokens(), inputs = p.inputs;
   Outline o;
-  o.solver = "newton", o.tokens = tokens, o.sequences = sequences;
-  o.what = network.type + ", D = " + std::to_string(network.channels) + ", D_in = " + std::to_string(inputs) +
-           (network.layers > 1 ? ", " + std::to_string(network.layers) + " layers" : "") +
-           (network.directions > 1 ? ", both directions" : "") + ", " + std::string(name_of(arithmetic));
-  NewtonOptions options;
-  options.method = c.method, options.precision = arithmetic, options.reproducible = c.solve.reproducible;
+  o.solver = "newton", o.tokens = tokens, o.sequences = p.sequences().count();
+  o.what = network.type + ", " + shape_text(network) + ", " + std::string(name_of(arithmetic));
+  NewtonOptions options = options_of(c, arithmetic);
+  o.reproducible = options.reproducible;
   const auto element = static_cast<std::int64_t>(size_of(state_type_of(arithmetic)));
-  const DType out_type = c.solve.output_type.value_or(x);
   const std::int64_t values = network.state * network.directions * network.channels;
-  o.token_bytes = inputs * static_cast<std::int64_t>(size_of(x)) +
-                  values * (element + static_cast<std::int64_t>(size_of(out_type)));
-  o.read_bytes = static_cast<double>(tokens) * inputs * static_cast<double>(size_of(x));
-  o.written_bytes = static_cast<double>(tokens) * static_cast<double>(values) * static_cast<double>(size_of(out_type)) +
-                    static_cast<double>(sequences * network.layers * values * element);
+  o.read_bytes = static_cast<double>(tokens * inputs) * static_cast<double>(size_of(x));
+  o.written_bytes = static_cast<double>(tokens * values) * static_cast<double>(size_of(newton_output_type(p, c))) +
+                    static_cast<double>(o.sequences * network.layers * values * element);
   const std::shared_ptr<Transport> alone = make_single_transport();
-  const auto solver = std::make_shared<Newton>(*alone, weights, inputs, options, Sequences{{0, tokens}});
-  o.needed = [alone, solver, bytes = o.token_bytes](std::int64_t n) { return n * bytes + solver->workspace_bytes(n); };
-  if (network.directions > 1) o.least = tokens;
-  const double D = network.channels, s = network.state;
+  const auto solver = std::make_shared<Newton>(*alone, weights, p.inputs, options, p.sequences());
+  o.needs = needs_of(c, p, *solver, arithmetic, plan.ranks), o.kept = {alone, solver};
+  const double D = network.channels;
   const bool mixes = network.type != "paragru" && network.type != "paralstm";
-  o.scan = {mixes ? 1 : network.channels, (mixes ? network.channels : 1) * network.state * element,
-            static_cast<std::int64_t>(mixes ? s * D * s * D : s * s) * element, mixes ? s * D * s * D : s * s,
-            mixes ? s * D * s * D * s * D : s * s * s};
+  const int blocks = mixes ? 1 : network.channels, n = network.state * (mixes ? network.channels : 1);
+  if (arithmetic == Precision::f64)
+    set_scan<double>(o, blocks, n, 1, false);
+  else
+    set_scan<float>(o, blocks, n, 1, false);
   const double gates = network.type == "lstm" ? 4 : network.type.starts_with("rnn") ? 1 : 3;
-  const double work = gates * D * (inputs + (mixes ? D : 30)) * network.layers * network.directions;
-  const auto n = static_cast<std::int64_t>(std::clamp(1e8 / work, 32.0, 16384.0));
+  const double work =
+      gates * D * (static_cast<double>(inputs) + (mixes ? D : 30)) * network.layers * network.directions;
+  const auto few = static_cast<std::int64_t>(std::clamp(1e8 / work, 32.0, 16384.0));
   if (plan.solve_rate > 0) {
     o.seconds = 1 / plan.solve_rate;
   } else {
     options.method = NewtonMethod::sequential;
-    std::vector<std::byte> numbers(n * inputs * size_of(x)), h(n * network.directions * network.channels * element),
+    std::vector<std::byte> numbers(few * inputs * size_of(x)), h(few * network.directions * network.channels * element),
         cs(h.size());
-    fill_normal(1, 1, 1.0, 0, n * inputs, x, numbers.data());
+    fill_normal(1, 1, 1.0, 0, few * inputs, x, numbers.data());
     o.seconds = seconds_of([&] {
-                  Newton fresh(*alone, weights, inputs, options, Sequences{{0, n}});
+                  Newton fresh(*alone, weights, p.inputs, options, Sequences{{0, few}});
                   NewtonData data;
                   data.x = numbers.data(), data.x_type = x, data.h = h.data();
                   if (network.state > 1) data.c = cs.data();
-                  fresh.solve({0, n}, data);
+                  fresh.solve({0, few}, data);
                 }) /
-                static_cast<double>(n);
+                static_cast<double>(few);
   }
   return o;
 }
 
-/// A problem of these sizes, without a file.
-DeltaProblem synthetic(const PlanCommand& plan) {
+// Problems of these sizes, without a file.
+
+Source synthetic_source(const PlanCommand& plan) {
+  Source s;
+  s.group = "/", s.tokens = plan.sizes.tokens;
+  for (std::int64_t i = 0; i <= plan.sequences; ++i) s.offsets.push_back(s.tokens * i / plan.sequences);
+  return s;
+}
+
+DatasetInfo synthetic_dataset(const std::string& role, std::vector<std::int64_t> shape, DType type) {
+  DatasetInfo d;
+  d.path = "/" + role, d.shape = std::move(shape), d.storage = Storage::floating, d.type = type;
+  return d;
+}
+
+DeltaProblem synthetic_delta(const PlanCommand& plan) {
   const GenerateDelta& g = plan.sizes;
   DeltaProblem p;
   p.shape = {g.heads, g.d_key, g.d_value, g.decay == "channel"};
-  p.sources.emplace_back();
-  Source& s = p.sources.front();
-  s.group = "/", s.tokens = g.tokens;
-  for (std::int64_t i = 0; i <= plan.sequences; ++i) s.offsets.push_back(g.tokens * i / plan.sequences);
+  p.sources.push_back(synthetic_source(plan));
   const auto add = [&](const char* role, std::int64_t width) {
-    DatasetInfo d;
-    d.path = std::string("/") + role, d.shape = {g.tokens, g.heads, width}, d.storage = Storage::floating,
-    d.type = g.type;
-    s.data[role] = d, p.heads[role] = g.heads;
+    p.sources.front().data[role] = synthetic_dataset(role, {g.tokens, g.heads, width}, g.type);
+    p.heads[role] = g.heads;
   };
   add("q", g.d_key), add("k", g.d_key), add("v", g.d_value), add("beta", 1);
   if (g.decay != "none") add("log_decay", p.shape.channel_decay ? g.d_key : 1);
   p.packed = plan.sequences > 1;
+  return p;
+}
+
+NewtonProblem synthetic_newton(const PlanCommand& plan) {
+  NewtonProblem p;
+  p.packed = plan.sequences > 1, p.inputs = plan.cell.inputs;
+  p.sources.push_back(synthetic_source(plan));
+  p.sources.front().data["x"] = synthetic_dataset("x", {plan.sizes.tokens, plan.cell.inputs}, plan.sizes.type);
   return p;
 }
 
@@ -206,12 +238,13 @@ std::vector<Outline> outlines(const PlanCommand& plan) {
   const std::string& path = plan.delta.solve.input;
   std::string solver = plan.solver;
   if (path.empty()) {
-    if (solver != "newton") return {outline_of(synthetic(plan), plan)};
+    if (solver != "newton") return {outline_of(synthetic_delta(plan), plan)};
     const GenerateNewton& g = plan.cell;
     const SyntheticCell cell{g.cell, g.hidden, g.inputs, g.layers, g.bidirectional, g.recurrent_scale};
     check(cell);
-    return {outline_of(plan.sizes.tokens, plan.sequences, g.inputs, plan.sizes.type,
-                       synthetic_weights(cell, 1, plan.sizes.type), plan.sizes.type, plan)};
+    const NewtonProblem p = synthetic_newton(plan);
+    return {outline_of(p, synthetic_weights(cell, 1, plan.sizes.type),
+                       newton_arithmetic(plan.newton, {p}, plan.sizes.type), plan)};
   }
   const InputFile file(path);
   if (solver == "auto") {
@@ -225,35 +258,50 @@ std::vector<Outline> outlines(const PlanCommand& plan) {
   } else {
     const CellSource cell = read_cell(file, plan.newton.cell);
     const NetworkShape network = network_shape(cell.weights, -1);
-    for (const NewtonProblem& p : find_newton_problems(file, plan.newton, network))
-      all.push_back(outline_of(p.tokens(), p.sequences().count(), p.inputs, p.type(), cell.weights, cell.widest, plan));
+    const auto problems = find_newton_problems(file, plan.newton, network);
+    const Precision arithmetic = newton_arithmetic(plan.newton, problems, cell.widest);
+    for (const NewtonProblem& p : problems) all.push_back(outline_of(p, cell.weights, arithmetic, plan));
   }
   return all;
 }
 
 // --- the plan -------------------------------------------------------------------------------------------------------
 
-json plan_of(const Outline& o, const PlanCommand& plan, std::int64_t memory) {
-  const std::int64_t P = plan.ranks, all = std::max<std::int64_t>(1, (o.tokens + P - 1) / P);
-  const std::int64_t wanted = plan.delta.solve.window, least = std::min(o.least, all);
-  std::int64_t window = wanted > 0 ? std::min(wanted, all) : all;
-  if (wanted == 0)
-    while (o.needed(window) > memory && window > least) window = std::max(least, (window + 1) / 2);
-  const std::int64_t windows = std::max<std::int64_t>(1, (o.tokens + P * window - 1) / (P * window));
-  const bool fits = o.needed(window) <= memory;
+/// What a scan costs: the machine's as it is said to be, the maps' as they are said or measured.
+ScanCosts costs_of(const Outline& o, const PlanCommand& plan) {
+  ScanCosts costs;
+  if (plan.apply_rate > 0)
+    costs.apply = o.apply / plan.apply_rate, costs.compose = o.compose / plan.apply_rate;
+  else if (plan.ranks > 2)  // else no rank applies one
+    costs = o.measure_maps();
+  costs.latency = plan.latency, costs.byte = 1 / plan.bandwidth;
+  return costs;
+}
 
-  std::vector<ScanCost> costs = scan_costs(o.scan, plan.ranks, plan.model);
-  const auto best = std::min_element(costs.begin(), costs.end(),
-                                     [](const ScanCost& a, const ScanCost& b) { return a.seconds < b.seconds; });
+json plan_of(const Outline& o, const PlanCommand& plan, const WindowRoom& room) {
+  const std::int64_t P = plan.ranks, all = std::max<std::int64_t>(1, o.needs.all);
+  const auto [window, fits] = window_in(room, plan.delta.solve.window, o.needs);
+  const std::int64_t windows = std::max<std::int64_t>(1, (o.tokens + P * window - 1) / (P * window));
+
+  ScanSize size = o.scan;
+  if (o.reproducible && o.segment > 0)  // maps of segments are not composed
+    size.maps = std::max<std::int64_t>(1, (std::min(window, o.run) + o.segment - 1) / o.segment);
+  const ScanCosts costs = costs_of(o, plan);
+  const ScanChoice choice = choose_scan(plan.delta.solve.scan, size, plan.ranks, costs, o.reproducible);
   json scans = json::object();
-  for (const ScanCost& c : costs) scans[c.algorithm] = c.seconds;
-  const double points = static_cast<double>(o.scan.elements * o.scan.point_bytes);
+  if (P > 1)
+    for (const ScanAlgorithm a : {ScanAlgorithm::chain, ScanAlgorithm::all_to_all, ScanAlgorithm::all_gather,
+                                  ScanAlgorithm::doubling, ScanAlgorithm::mpi}) {
+      const bool composes = a == ScanAlgorithm::doubling || a == ScanAlgorithm::mpi;
+      if (!composes || !o.reproducible) scans[std::string(name_of(a))] = predict(a, size, plan.ranks, costs);
+    }
+  const double points = static_cast<double>(size.elements * size.point_bytes);
   // newton: a state to the next rank each pass; about two passes
   const double passes = o.solver == "newton" ? 2 : 1;
   const double traffic = static_cast<double>(P - 1) * points * static_cast<double>(windows) * passes;
 
   const double mine = static_cast<double>(o.tokens) * o.tokens_factor / static_cast<double>(P);
-  const double scan = static_cast<double>(windows) * best->seconds;
+  const double scan = static_cast<double>(windows) * predict(choice.algorithm, size, plan.ranks, costs);
   const double quick = mine * o.seconds + scan;
   double slow = quick;
   if (o.solver == "newton")
@@ -268,14 +316,24 @@ json plan_of(const Outline& o, const PlanCommand& plan, std::int64_t memory) {
             {"tokens_per_rank", all},
             {"fits", fits},
             {"memory",
-             {{"usable_bytes", memory},
-              {"needed_bytes", o.needed(window)},
-              {"in_and_out_bytes", window * o.token_bytes},
-              {"all_at_once_bytes", o.needed(all)}}},
+             {{"usable_bytes", room.host},
+              {"needed_bytes", o.needs.host(window)},
+              {"in_and_out_bytes", window * o.needs.in_and_out},
+              {"all_at_once_bytes", o.needs.host(all)},
+              {"device_usable_bytes", room.device},
+              {"device_needed_bytes", o.needs.device(window)}}},
             {"window", window},
             {"windows", windows},
             {"bytes", {{"read", o.read_bytes}, {"written", o.written_bytes}, {"exchanged", traffic}}},
-            {"scan", {{"best", best->algorithm}, {"seconds", scans}}},
+            {"scan",
+             {{"best", P > 1 ? std::string(name_of(choice.algorithm)) : "none"},
+              {"reason", choice.reason},
+              {"elements", size.elements},
+              {"maps_per_element", size.maps},
+              {"point_bytes", size.point_bytes},
+              {"map_bytes", size.map_bytes},
+              {"maps_measured_here", plan.apply_rate <= 0 && P > 2},
+              {"seconds", scans}}},
             {"seconds",
              {{"read", o.read_bytes / plan.file_rate},
               {"write", o.written_bytes / plan.file_rate},
@@ -320,6 +378,9 @@ void print(const json& j, const PlanCommand& plan) {
                             " of it inputs and outputs); " + bytes_of(m.at("usable_bytes")) + " may be used (" +
                             (plan.memory > 0 ? "--memory" : "nine tenths of what is free here") + ")" +
                             (j.at("fits") ? "" : ": DOES NOT FIT"));
+  if (m.at("device_needed_bytes") > 0)
+    line("device memory",
+         bytes_of(m.at("device_needed_bytes")) + "; " + bytes_of(m.at("device_usable_bytes")) + " may be used");
   line("windows",
        std::to_string(windows) + " of " + std::to_string(j.at("window").get<std::int64_t>()) + " tokens a rank" +
            (windows > 1 ? "; all at once would take " + bytes_of(m.at("all_at_once_bytes")) + " a rank" : ""));
@@ -327,8 +388,8 @@ void print(const json& j, const PlanCommand& plan) {
   std::string text;
   for (const auto& [name, seconds] : j.at("scan").at("seconds").items())
     text += (text.empty() ? "" : ", ") + name + " " + seconds_text(seconds);
-  line("scan",
-       ranks < 2 ? "none: one rank" : j.at("scan").at("best").get<std::string>() + " by the model (" + text + ")");
+  const char* how = plan.delta.solve.scan == ScanAlgorithm::automatic ? " by the model" : ", as asked";
+  line("scan", ranks < 2 ? "none: one rank" : j.at("scan").at("best").get<std::string>() + how + " (" + text + ")");
   line("traffic", bytes_of(j.at("bytes").at("exchanged")) + " between ranks, if states alone travel (chain)");
   const json& s = j.at("seconds");
   const double least = s.at("solve_least"), most = s.at("solve_most");
@@ -350,26 +411,31 @@ void print(const json& j, const PlanCommand& plan) {
 
 }  // namespace
 
-void run_plan(Transport& ranks, const PlanCommand& plan) {
+void run_plan(Transport& ranks, const PlanCommand& asked) {
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
+    PlanCommand plan = asked;
+    const SolveOptions& said = plan.delta.solve;
+    plan.newton.solve.window = said.window, plan.newton.solve.output_type = said.output_type;
+    plan.newton.solve.scan = said.scan, plan.newton.solve.reproducible = said.reproducible;
+    require_reproducible_scan(said.scan, said.reproducible);
     const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     const int on_node = plan.ranks_per_node > 0 ? plan.ranks_per_node : std::min(plan.ranks, cores);
-    std::int64_t memory = static_cast<std::int64_t>(plan.memory);
-    if (plan.memory <= 0) {
-      memory = available_memory() / on_node / 10 * 9;
-      if (const std::int64_t device = free_device_memory(); device >= 0) memory = std::min(memory, device / 10 * 9);
-    }
+    WindowRoom room = room_here(on_node);
+    if (plan.memory > 0) room.host = room.device = static_cast<std::int64_t>(plan.memory);
     json all = json::array();
     std::string wrong;
     for (const Outline& o : outlines(plan)) {
-      all.push_back(plan_of(o, plan, memory));
+      all.push_back(plan_of(o, plan, room));
       const json& j = all.back();
       if (!plan.json) print(j, plan);
+      const json& m = j.at("memory");
+      const bool on_host = m.at("needed_bytes") > m.at("usable_bytes");
       if (!j.at("fits"))
         wrong = "will not fit: a window of " + std::to_string(j.at("window").get<std::int64_t>()) +
-                " tokens a rank needs " + bytes_of(j.at("memory").at("needed_bytes")) + " of memory a rank, but " +
-                bytes_text(static_cast<double>(memory)) +
+                " tokens a rank needs " + bytes_of(m.at(on_host ? "needed_bytes" : "device_needed_bytes")) +
+                (on_host ? " of memory a rank, but " : " of device memory a rank, but ") +
+                bytes_of(m.at(on_host ? "usable_bytes" : "device_usable_bytes")) +
                 " may be used; use more nodes, fewer ranks a node, or a smaller --window";
     }
     if (plan.json) std::printf("%s\n", all.dump(2).c_str());

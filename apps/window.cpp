@@ -25,38 +25,42 @@ std::int64_t WindowNeeds::device(std::int64_t tokens) const {
   return has_device ? tokens * in_and_out + work(tokens) : 0;
 }
 
-std::int64_t choose_window(Transport& ranks, std::int64_t wanted, const WindowNeeds& needs) {
+WindowRoom room_here(int ranks_of_node) {
   // every rank of a node takes the same share of what is free now
-  std::int64_t free[] = {available_memory() / ranks.local_size(),
-                         has_device ? free_device_memory() / ranks.local_size() : 0};
-  ranks.all_reduce(free, 2, Transport::Reduction::min);
-  const std::int64_t host = free[0] / 10 * 9, device = free[1] / 10 * 9;
-  const auto fits = [&](std::int64_t n) { return needs.host(n) <= host && needs.device(n) <= device; };
-  const auto too_much = [&](std::int64_t tokens, const std::string& what) {
-    const bool on_host = needs.host(tokens) > host;
-    return Error(ExitCode::resources,
-                 what + std::to_string(tokens) + " tokens a rank needs " +
-                     bytes_text(static_cast<double>(on_host ? needs.host(tokens) : needs.device(tokens))) +
-                     (on_host ? " of memory a rank, but " : " of device memory a rank, but ") +
-                     bytes_text(static_cast<double>(on_host ? host : device)) +
-                     " are free; use more nodes or a smaller --window");
-  };
-  const std::int64_t all = std::max<std::int64_t>(1, needs.all), least = std::min(needs.least, all);
-  if (wanted > 0) {
+  return {available_memory() / ranks_of_node / 10 * 9, has_device ? free_device_memory() / ranks_of_node / 10 * 9 : 0};
+}
+
+WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const WindowNeeds& needs) {
+  const auto fits = [&](std::int64_t n) { return needs.host(n) <= room.host && needs.device(n) <= room.device; };
+  const std::int64_t all = std::max<std::int64_t>(1, needs.all);
+  const std::int64_t least = needs.whole ? all : std::min(needs.least, all);
+  if (wanted > 0 && !needs.whole) {
     const std::int64_t tokens = std::min(wanted, all);
-    if (!fits(tokens)) throw too_much(tokens, "a window of ");
-    return tokens;
+    return {tokens, fits(tokens)};
   }
   std::int64_t tokens = all;
   if (needs.overlaps)
     tokens = std::min(all, std::max({(all + windows_to_overlap - 1) / windows_to_overlap, least_overlapping_tokens,
                                      least_overlapping_bytes / std::max<std::int64_t>(1, needs.in_and_out)}));
   tokens = std::max(tokens, least);
-  while (!fits(tokens)) {
-    if (tokens <= least) throw too_much(tokens, "even a window of ");
-    tokens = std::max(least, (tokens + 1) / 2);
-  }
-  return tokens;
+  while (!fits(tokens) && tokens > least) tokens = std::max(least, (tokens + 1) / 2);
+  return {tokens, fits(tokens)};
+}
+
+std::int64_t choose_window(Transport& ranks, std::int64_t wanted, const WindowNeeds& needs) {
+  const WindowRoom here = room_here(ranks.local_size());
+  std::int64_t free[] = {here.host, here.device};
+  ranks.all_reduce(free, 2, Transport::Reduction::min);
+  const WindowRoom room{free[0], free[1]};
+  const auto [tokens, fits] = window_in(room, wanted, needs);
+  if (fits) return tokens;
+  const bool on_host = needs.host(tokens) > room.host;
+  throw Error(ExitCode::resources,
+              (wanted > 0 ? "a window of " : "even a window of ") + std::to_string(tokens) + " tokens a rank needs " +
+                  bytes_text(static_cast<double>(on_host ? needs.host(tokens) : needs.device(tokens))) +
+                  (on_host ? " of memory a rank, but " : " of device memory a rank, but ") +
+                  bytes_text(static_cast<double>(on_host ? room.host : room.device)) +
+                  " are free; use more nodes or a smaller --window");
 }
 
 }  // namespace longscan

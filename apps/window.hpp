@@ -14,6 +14,7 @@ struct WindowNeeds {
   std::int64_t least = 1024;    ///< tokens that a window must have
   std::int64_t in_and_out = 0;  ///< bytes a token that are read and written
   bool overlaps = true;         ///< the solve is not worse for being cut, so that files are read and written beside it
+  bool whole = false;           ///< it cannot be cut: a wanted window is set aside
   std::function<std::int64_t(std::int64_t)> work;  ///< further bytes for a window of so many tokens
   /// With more windows than one the next is read, and the one before is written, while one is solved: they take twice
   /// the memory on the host.
@@ -21,9 +22,23 @@ struct WindowNeeds {
   std::int64_t device(std::int64_t tokens) const;
 };
 
-/// Collective. Tokens a rank at a time: `wanted` if that is > 0; else about a sixteenth of all, if that is long enough
-/// to be worth it, and no more than free memory allows. Throws Error(resources) with the number needed if it does not
-/// fit, not even `least` tokens.
+/// Bytes that a rank may use.
+struct WindowRoom {
+  std::int64_t host = 0, device = 0;
+};
+/// Of what is free here now, for one of so many ranks of this node.
+WindowRoom room_here(int ranks_of_node);
+
+struct WindowChoice {
+  std::int64_t tokens = 1;  ///< of a rank at a time
+  bool fits = true;
+};
+/// `wanted` tokens if that is > 0; else about a sixteenth of all, if that is long enough to be worth it, and no more
+/// than there is room for, but at least `least`.
+WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const WindowNeeds& needs);
+
+/// Collective. The same for the room that there is on every rank. Throws Error(resources) with the number needed if it
+/// does not fit.
 std::int64_t choose_window(Transport& ranks, std::int64_t wanted, const WindowNeeds& needs);
 
 }  // namespace longscan
