@@ -158,7 +158,7 @@ class Slurm(unittest.TestCase):
                 "--ntasks=2", "--time=1", "--signal=B:USR2@48", f"--export=ALL,LONGSCAN_LAUNCHER={launcher}"))
             self.wait(job, "RUNNING")
             while self.show(job)["JobState"] == "RUNNING":  # slow enough to be there when the signal comes
-                for sent, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.03)):
+                for sent, seconds in ((signal.SIGSTOP, 1.0), (signal.SIGCONT, 0.03)):
                     for pid in self.ranks():
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, sent)
