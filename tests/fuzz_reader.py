@@ -9,6 +9,7 @@ Each round takes a good file, overwrites, cuts or repeats some of its bytes (mos
 and runs a command on it. A file that makes the program crash or hang is kept if --keep names a folder.
 """
 import argparse
+import atexit
 import os
 import random
 import shutil
@@ -75,6 +76,8 @@ def main():
     rng = random.Random(words.seed)
     env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_pml="ob1",
                OMPI_MCA_ess_singleton_isolated="1")
+    env["OMPI_MCA_orte_tmpdir_base"] = tempfile.mkdtemp(prefix="longscan_mpi_")  # not shared with tests beside this one
+    atexit.register(shutil.rmtree, env["OMPI_MCA_orte_tmpdir_base"], ignore_errors=True)
     codes, wrong, start = {}, 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="longscan_fuzz_") as folder:
         files = [(open(path, "rb").read(), command) for path, command in good_files(words.longscan, folder)]

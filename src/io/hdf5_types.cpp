@@ -2,6 +2,7 @@
 #include "io/hdf5_types.hpp"
 
 #include <pthread.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -65,7 +66,15 @@ void write_values(hid_t object, const std::string& name, hid_t type, const T* va
 
 namespace {
 
-constexpr int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
+constexpr int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGVTALRM};
+/// Seconds on a core after which HDF5 is taken to go round in circles in a file's structure.
+constexpr int structure_seconds = 30;
+
+void set_timer(int seconds) {
+  itimerval timer = {};
+  timer.it_value.tv_sec = seconds;
+  setitimer(ITIMER_VIRTUAL, &timer, nullptr);
+}
 
 /// The input that a thread is reading, for the handler. One thread at a time has a session.
 struct Reading {
@@ -81,7 +90,9 @@ extern "C" void crashed(int signal) {
       if (write(STDERR_FILENO, text, std::strlen(text)) < 0) _exit(static_cast<int>(ExitCode::bad_input));
     };
     say("longscan: '"), say(path);
-    say("' is damaged: the HDF5 library crashes on it; write the file again, or see what h5dump makes of it\n");
+    say(signal == SIGVTALRM ? "' is damaged: the HDF5 library comes to no end with it"
+                            : "' is damaged: the HDF5 library crashes on it");
+    say("; write the file again, or see what h5dump makes of it\n");
     _exit(static_cast<int>(ExitCode::bad_input));
   }
   for (std::size_t i = 0; i < std::size(crashes); ++i)
@@ -91,7 +102,7 @@ extern "C" void crashed(int signal) {
 
 }  // namespace
 
-Hdf5Session::Hdf5Session(const std::string& path) : Hdf5Session() {
+Hdf5Session::Hdf5Session(const std::string& path, Reads reads) : Hdf5Session() {
   if (reading.path) return;  // inside another
   guards_ = true;
   reading.thread = pthread_self();
@@ -100,10 +111,13 @@ Hdf5Session::Hdf5Session(const std::string& path) : Hdf5Session() {
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < std::size(crashes); ++i) sigaction(crashes[i], &action, &reading.before[i]);
   reading.path = path.c_str();
+  timed_ = reads == Reads::structure;
+  if (timed_) set_timer(structure_seconds);
 }
 
 Hdf5Session::~Hdf5Session() {
   if (!guards_) return;
+  if (timed_) set_timer(0);
   reading.path = nullptr;
   for (std::size_t i = 0; i < std::size(crashes); ++i) sigaction(crashes[i], &reading.before[i], nullptr);
 }

@@ -46,17 +46,19 @@ class Hid {
 class Hdf5Session {
  public:
   Hdf5Session();
+  enum class Reads { structure, values };
   /// The session reads this file, whose bytes may be anything: where the library crashes on them (it does: a length out
-  /// of range, a pointer of a freed object) the program ends with exit code 3 and a message that names the file. Takes
-  /// the place of the handlers of SIGSEGV, SIGBUS, SIGFPE and SIGABRT as long as it lives. `path` outlives it.
-  explicit Hdf5Session(const std::string& path);
+  /// of range, a pointer of a freed object) or follows a list without end, the program ends with exit code 3 and a
+  /// message that names the file. Takes the place of the handlers of SIGSEGV, SIGBUS, SIGFPE, SIGABRT and SIGVTALRM
+  /// and, for the structure, of the timer of that, as long as it lives. `path` outlives it.
+  Hdf5Session(const std::string& path, Reads reads);
   ~Hdf5Session();
   Hdf5Session(const Hdf5Session&) = delete;
   Hdf5Session& operator=(const Hdf5Session&) = delete;
 
  private:
   std::unique_lock<std::recursive_mutex> lock_;
-  bool guards_ = false;
+  bool guards_ = false, timed_ = false;
 };
 
 /// Why the last HDF5 call failed: the innermost message, or the system's own if there is one. `in_filter` tells

@@ -124,7 +124,7 @@ struct InputFile::Impl {
   std::map<std::string, OpenDataset> open;  // recently read datasets keep their chunks
 
   ~Impl() {
-    const Hdf5Session session(path);
+    const Hdf5Session session(path, Hdf5Session::Reads::structure);
     open.clear();
     file.close();
   }
@@ -209,7 +209,7 @@ void InputFile::Impl::list_groups(const std::string& group, std::vector<std::str
 }
 
 InputFile::InputFile(const std::string& path) {
-  const Hdf5Session session(path);
+  const Hdf5Session session(path, Hdf5Session::Reads::structure);
   impl_ = std::make_unique<Impl>();
   impl_->bytes = open_signed(path);
   impl_->path = path;
@@ -236,7 +236,7 @@ FileStamp InputFile::stamp() const {
 }
 
 std::vector<std::string> InputFile::groups() const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
   std::vector<std::string> above{identify(impl_->file, "/").address}, found;
   impl_->list_groups("/", above, found);
   std::sort(found.begin(), found.end(), natural_less);
@@ -244,7 +244,7 @@ std::vector<std::string> InputFile::groups() const {
 }
 
 std::vector<std::string> InputFile::match_groups(const std::string& pattern) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
   const std::string wanted = absolute(pattern);
   if (identify(impl_->file, wanted).kind == Kind::group) return {wanted};
   std::vector<std::string> found = groups();
@@ -253,7 +253,7 @@ std::vector<std::string> InputFile::match_groups(const std::string& pattern) con
 }
 
 std::vector<DatasetInfo> InputFile::datasets(const std::string& group) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
   const std::string parent = absolute(group);
   std::vector<std::string> names = list_links(impl_->file, parent, impl_->path);
   std::sort(names.begin(), names.end());
@@ -264,7 +264,7 @@ std::vector<DatasetInfo> InputFile::datasets(const std::string& group) const {
 }
 
 std::vector<std::string> InputFile::subgroups(const std::string& group) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
   const std::string parent = absolute(group);
   std::vector<std::string> names = list_links(impl_->file, parent, impl_->path);
   std::erase_if(names,
@@ -274,7 +274,7 @@ std::vector<std::string> InputFile::subgroups(const std::string& group) const {
 }
 
 std::optional<DatasetInfo> InputFile::find(const std::string& path) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
   const std::string name = absolute(path);
   const Kind kind = identify(impl_->file, name).kind;
   if (kind == Kind::group || kind == Kind::other) return std::nullopt;
@@ -290,19 +290,19 @@ std::optional<DatasetInfo> InputFile::find(const std::string& path) const {
 }
 
 std::optional<std::string> InputFile::text_attribute(const std::string& object, const std::string& name) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
   const Hid id(H5Oopen(impl_->file, absolute(object).c_str(), H5P_DEFAULT));
   return id ? io::read_text_attribute(id, name) : std::nullopt;
 }
 
 std::optional<double> InputFile::number_attribute(const std::string& object, const std::string& name) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
   const Hid id(H5Oopen(impl_->file, absolute(object).c_str(), H5P_DEFAULT));
   return id ? io::read_number_attribute(id, name) : std::nullopt;
 }
 
 void InputFile::read(const DatasetInfo& dataset, const Slab& slab, void* out) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::values);
   if (!dataset.usable()) throw Error(ExitCode::bad_input, dataset.problem + " ('" + impl_->path + "')");
   const OpenDataset& open = impl_->open_dataset(dataset.path);
   if (open.element_bytes != size_of(dataset.type))
@@ -330,7 +330,7 @@ std::vector<double> InputFile::read_doubles(const DatasetInfo& dataset) const {
 }
 
 std::vector<std::int64_t> InputFile::read_integers(const DatasetInfo& dataset) const {
-  const Hdf5Session session(impl_->path);
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::values);
   if (dataset.storage != Storage::integer)
     throw Error(ExitCode::bad_input,
                 (dataset.usable() ? "dataset '" + dataset.path + "' holds floating-point numbers; integers are needed"
