@@ -9,7 +9,7 @@ build=$root/build
 build_packages=(g++ cmake ninja-build libopenmpi-dev openmpi-bin libhdf5-openmpi-dev libopenblas-dev libcli11-dev
                 nlohmann-json3-dev)
 # shellcheck disable=SC2034  # for test.sh
-test_packages=(libgtest-dev python3-h5py python3-matplotlib slurm-wlm munge)
+test_packages=(libgtest-dev python3-h5py python3-matplotlib)
 
 die() {
   printf 'longscan: %s\n' "$*" >&2

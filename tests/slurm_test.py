@@ -157,11 +157,15 @@ class Slurm(unittest.TestCase):
             job = self.submit("job.sbatch", *self.long, "--force", options=(
                 "--ntasks=2", "--time=1", "--signal=B:USR2@48", f"--export=ALL,LONGSCAN_LAUNCHER={launcher}"))
             self.wait(job, "RUNNING")
-            while self.show(job)["JobState"] == "RUNNING":  # slow enough to be there when the signal comes
-                for sent, seconds in ((signal.SIGSTOP, 1.0), (signal.SIGCONT, 0.03)):
-                    for pid in self.ranks():
+            running = True
+            while running:  # slow enough to be there when the signal comes: the ranks run for a moment a second
+                pids = self.ranks()
+                for sent, seconds in ((signal.SIGSTOP, 1.0), (signal.SIGCONT, 0.05)):
+                    for pid in pids:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, sent)
+                    if sent == signal.SIGSTOP:
+                        running = self.show(job)["JobState"] == "RUNNING"
                     time.sleep(seconds)
             self.assertEqual(self.wait(job, "COMPLETED", "FAILED", "TIMEOUT")["ExitCode"], "75:0", self.log(job))
             self.assertIn("SIGUSR2: stopped", self.log(job))
