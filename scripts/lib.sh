@@ -93,7 +93,7 @@ configure_and_build() {
   # CMake would keep the Kokkos it found before.
   if [[ -n ${Kokkos_ROOT:-} || " $*" == *" -DKokkos_ROOT"* ]]; then options+=(-UKokkos_DIR); fi
   cmake -S "$root" -B "$build" -G Ninja "${options[@]}" "$@"
-  cmake --build "$build" -j "$(nproc)"
+  cmake --build "$build" -j "$(env -u OMP_NUM_THREADS nproc)"  # nproc would heed it
 }
 
 # Lets mpirun start as root, more ranks than cores, and inside a container. Open MPI reads these; others ignore them.
