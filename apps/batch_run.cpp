@@ -123,8 +123,7 @@ SharedOutput& BatchRun::open_output(const std::vector<OutputDataset>& datasets) 
   agree(ranks_, [&] {
     if (ranks_.rank() != 0) return;
     state_.mark = out_->mark();
-    std::error_code ignored;
-    fs::remove(path_, ignored);  // of a solve that --force gave up
+    remove_checkpoint(path_);  // of a solve that --force gave up
   });
   return *out_;
 }
@@ -160,8 +159,7 @@ void BatchRun::save(const Place& place, const std::function<void()>& written) {
 
 void BatchRun::finish() {
   agree(ranks_, [&] {
-    std::error_code ignored;
-    if (ranks_.rank() == 0) fs::remove(path_, ignored);
+    if (ranks_.rank() == 0) remove_checkpoint(path_);
   });
 }
 

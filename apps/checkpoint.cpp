@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 #include "io/hash.hpp"
 #include "io/posix_file.hpp"
@@ -17,6 +18,8 @@ namespace {
 
 const std::string first_line = "longscan checkpoint 1\n", any_version = "longscan checkpoint ";
 constexpr std::size_t hash_digits = 16;
+
+std::string temporary_name(const std::string& path) { return path + ".part"; }
 
 nlohmann::json attribute_json(const Attribute& attribute) {
   nlohmann::json j;
@@ -94,7 +97,7 @@ void write_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   bytes.append(reinterpret_cast<const char*>(checkpoint.state.data()), checkpoint.state.size());
   bytes += text_hash(bytes);
 
-  const std::string part = path + ".part";
+  const std::string part = temporary_name(path);
   const io::FileDescriptor file = io::create_locked(part, path);
   try {
     io::write_all(file, bytes.data(), static_cast<std::int64_t>(bytes.size()), 0, "the checkpoint '" + part + "'");
@@ -107,6 +110,12 @@ void write_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
     throw;
   }
   io::sync_folder_of(path);
+}
+
+void remove_checkpoint(const std::string& path) noexcept {
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  io::remove_abandoned(temporary_name(path));
 }
 
 Checkpoint read_checkpoint(const std::string& path) {

@@ -38,6 +38,9 @@ struct Checkpoint {
 /// On one rank. Throws file_io.
 void write_checkpoint(const std::string& path, const Checkpoint& checkpoint);
 
+/// On one rank. Removes it if it is there, and what a job that died while it wrote one left.
+void remove_checkpoint(const std::string& path) noexcept;
+
 /// On one rank. Throws file_io, or bad_input if it is damaged, cut short, of another version, or no checkpoint at all.
 Checkpoint read_checkpoint(const std::string& path);
 

@@ -121,6 +121,7 @@ class Watchdog {
     MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
+    first_claim_ = size_;
     sigset_t all, before;  // signals are for the other threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -148,6 +149,12 @@ class Watchdog {
       if (since(looked) > 0.5 * limit_) moved_ = heard_ = Clock::now();  // this rank itself was stopped, or starved
       looked = Clock::now();
       look_at_myself();
+      if (first_claim() < size_) {  // that rank ends the job
+        if (since(claimed_) > patience)
+          end("rank " + std::to_string(first_claim_) + " noticed that the job does not move, and fell silent itself; " +
+              "the job ends here (--stall-timeout)");
+        continue;
+      }
       look_behind();
       int done = 0;
       MPI_Test(&exchange_, &done, MPI_STATUS_IGNORE);
@@ -186,12 +193,12 @@ class Watchdog {
     const int before = (rank_ + size_ - 1) % size_, after = (rank_ + 1) % size_;
     int flag = 1;
     if (sending_ != MPI_REQUEST_NULL) MPI_Test(&sending_, &flag, MPI_STATUS_IGNORE);
-    if (flag) MPI_Isend(&alive_, 1, MPI_CHAR, after, 0, comm_, &sending_);
+    if (flag) MPI_Isend(&alive_, 1, MPI_CHAR, after, tag_alive, comm_, &sending_);
     for (flag = 1; flag;) {
-      MPI_Iprobe(before, 0, comm_, &flag, MPI_STATUS_IGNORE);
+      MPI_Iprobe(before, tag_alive, comm_, &flag, MPI_STATUS_IGNORE);
       if (!flag) break;
       char alive = 0;
-      MPI_Recv(&alive, 1, MPI_CHAR, before, 0, comm_, MPI_STATUS_IGNORE);
+      MPI_Recv(&alive, 1, MPI_CHAR, before, tag_alive, comm_, MPI_STATUS_IGNORE);
       heard_ = Clock::now();
     }
     if (since(heard_) > limit_)
@@ -225,12 +232,34 @@ class Watchdog {
     MPI_Iallgather(&mine_, sizeof(Beat), MPI_BYTE, beats_.data(), sizeof(Beat), MPI_BYTE, comm_, &exchange_);
   }
 
-  [[noreturn]] static void end(const std::string& message) {
+  /// The lowest of the ranks that said they will end the job; size_ if none has.
+  int first_claim() {
+    for (int flag = 1; flag;) {
+      MPI_Status status;
+      MPI_Iprobe(MPI_ANY_SOURCE, tag_claim, comm_, &flag, &status);
+      if (!flag) break;
+      char claim = 0;
+      MPI_Recv(&claim, 1, MPI_CHAR, status.MPI_SOURCE, tag_claim, comm_, MPI_STATUS_IGNORE);
+      if (first_claim_ == size_) claimed_ = Clock::now();
+      first_claim_ = std::min(first_claim_, status.MPI_SOURCE);
+    }
+    return first_claim_;
+  }
+
+  /// Ranks may notice at the same moment, or one after the other while the job goes down: each tells all others first,
+  /// and after a moment the lowest that did speaks. Should it be gone by then, the next one does.
+  [[noreturn]] void end(const std::string& message) {
+    std::vector<MPI_Request> claims(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);  // a stopped rank takes none
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) MPI_Isend(&alive_, 1, MPI_CHAR, r, tag_claim, comm_, &claims[static_cast<std::size_t>(r)]);
+    const auto noticed = Clock::now();
+    while (since(noticed) < (first_claim() < rank_ ? patience : period_))
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const int code = static_cast<int>(ExitCode::internal);
     std::fprintf(stderr, "longscan: %s\n", message.c_str());
     std::fflush(stderr);
     std::thread([] {  // the launcher may be the one that is stuck
-      std::this_thread::sleep_for(std::chrono::seconds(10));
+      std::this_thread::sleep_for(std::chrono::duration<double>(patience));
       _exit(static_cast<int>(ExitCode::internal));
     })
         .detach();
@@ -238,9 +267,13 @@ class Watchdog {
     _exit(code);
   }
 
+  static constexpr int tag_alive = 0, tag_claim = 1;
+  static constexpr double patience = 10;  // seconds, for a rank or a launcher that is ending the job
   const double limit_, period_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
+  int first_claim_ = 0;
+  Clock::time_point claimed_;
   std::mutex mutex_;
   std::condition_variable left_;
   std::atomic<bool> leaving_ = false;

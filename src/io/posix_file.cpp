@@ -63,6 +63,17 @@ Error busy_error(const std::string& path, const std::string& output) {
           "another process is writing '" + output + "' (it holds '" + path + "'); wait for it, or give another name"};
 }
 
+/// Removes `path`, unless another process holds its lock: then false. A file left by a dead process is not used again:
+/// others of its job may still write into it.
+bool remove_left(const std::string& path) {
+  const FileDescriptor left(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC); }));
+  if (!left && errno == ENOENT) return true;
+  if (!left) fail("cannot replace '" + path + "'", errno);
+  if (lock(left) == Lock::taken_by_other) return false;
+  if (is_same_file(left, path) && unlink(path.c_str()) != 0) fail("cannot remove '" + path + "'", errno);
+  return true;
+}
+
 /// fallocate(2); false where the file system has no such thing.
 bool allocate(const FileDescriptor& file, const std::string& path, int mode, std::int64_t bytes) {
   if (uninterrupted([&] { return fallocate(file.get(), mode, 0, bytes); }) == 0) return true;
@@ -90,12 +101,7 @@ FileDescriptor open_file(const std::string& path, int flags, const std::string& 
 FileDescriptor create_locked(const std::string& path, const std::string& output) {
   const Error busy = busy_error(path, output);
   for (int attempt = 0; attempt < kCreateAttempts; ++attempt) {
-    // A file left by a dead process is not used again: others of its job may still write into it.
-    FileDescriptor left(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC); }));
-    if (!left && errno != ENOENT) fail("cannot replace '" + path + "'", errno);
-    if (left && lock(left) == Lock::taken_by_other) throw busy;
-    if (left && is_same_file(left, path) && unlink(path.c_str()) != 0) fail("cannot remove '" + path + "'", errno);
-
+    if (!remove_left(path)) throw busy;
     FileDescriptor file(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
     if (!file && errno != EEXIST) fail_to_open("create", path, errno);
     if (!file) continue;
@@ -104,6 +110,13 @@ FileDescriptor create_locked(const std::string& path, const std::string& output)
     if (is_same_file(file, path)) return file;
   }
   throw busy;
+}
+
+void remove_abandoned(const std::string& path) noexcept {
+  try {
+    remove_left(path);
+  } catch (const Error&) {  // it stays
+  }
 }
 
 FileDescriptor open_locked(const std::string& path, const std::string& output) {

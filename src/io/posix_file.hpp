@@ -37,6 +37,9 @@ FileDescriptor open_file(const std::string& path, int flags, const std::string& 
 /// writing. Where the file system knows no locks, none is held.
 FileDescriptor create_locked(const std::string& path, const std::string& output);
 
+/// Removes a file that a dead process left, if it is there; one that is locked, or cannot be removed, stays.
+void remove_abandoned(const std::string& path) noexcept;
+
 /// Opens `path`, which is there, for reading and writing and locks it likewise.
 FileDescriptor open_locked(const std::string& path, const std::string& output);
 
