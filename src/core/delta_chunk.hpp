@@ -60,17 +60,17 @@ struct DeltaCounts {
 /// Working memory of one team.
 template <class T>
 struct ChunkBuffers {
-  int ck, cc, cn;        // leading dimensions: rows of K, of C, of the state's columns
-  T *b, *k, *a, *q;      // [C][K]; b and k are one array unless dplr
-  T *bt, *kt;            // [K][C], transposed, decayed to the end of the chunk
-  T* d;                  // [C][K] decays, channel decay only
-  T *A, *P, *A2, *P2;    // [C][C]; A2, P2 (the primed ones) dplr only
-  T *x, *v, *o;          // [C][N]; v dplr only
-  T *inv, *inv2;         // [C][C], series only
-  T *e, *g;              // [K] decay inside the block, and from the chunk's start
-  T* row;                // [C] scratch, one value a token
-  T *beta, *eta;         // [C]
-  double *decay, *mask;  // [C] head decays, and one row of Gamma(s..t)
+  int ck, cc, cn;                // leading dimensions: rows of K, of C, of the state's columns
+  T *b, *k, *a, *q;              // [C][K]; b and k are one array unless dplr
+  T *bt, *kt;                    // [K][C], transposed, decayed to the end of the chunk
+  T* d;                          // [C][K] decays, channel decay only
+  T *A, *P, *A2, *P2;            // [C][C]; A2, P2 (the primed ones) dplr only
+  T *x, *v, *o;                  // [C][N]; v dplr only
+  T *inv, *inv2;                 // [C][C], series only
+  T *e, *g;                      // [K] decay inside the block, and from the chunk's start
+  T* row;                        // [C] scratch, one value a token
+  T *beta, *eta;                 // [C]
+  double *decay, *mask, *start;  // [C] head decays, one row of Gamma(s..t), and Gamma(0..t)
 
   /// Lay the buffers out from `base` on; returns the bytes used (base may be null).
   KOKKOS_FUNCTION std::size_t place(char* base, const DeltaRules& r) {
@@ -92,7 +92,8 @@ struct ChunkBuffers {
     take(A, ccn), take(P, r.outputs ? ccn : 0), take(A2, r.dplr ? ccn : 0), take(P2, r.dplr && r.outputs ? ccn : 0);
     take(x, cnn), take(v, r.dplr ? cnn : 0), take(o, r.outputs ? cnn : 0);
     take(inv, series ? ccn : 0), take(inv2, series ? ccn : 0);
-    take(e, ck), take(g, ck), take(row, 2 * cc), take(beta, cc), take(eta, cc), take(decay, cc), take(mask, cc);
+    take(e, ck), take(g, ck), take(row, 2 * cc), take(beta, cc), take(eta, cc), take(decay, cc), take(mask, cc),
+        take(start, cc);
     return at;
   }
 };
@@ -183,10 +184,10 @@ struct DeltaChunk {
     }
     if (r.normalize_keys) {
       lanes.sync();
-      lanes.each(rows, [&](int t) {
-        const T norm = sqrt(squared_norm(w.k + t * w.ck));
-        const T factor = norm > T(0) ? T(1) / norm : T(0);
-        for (int k = 0; k < K; ++k) w.k[t * w.ck + k] *= factor;
+      lanes.groups(rows, [&](const auto& group, int t) {
+        T* row = w.k + t * w.ck;
+        const T norm = sqrt(group.dot(K, row, row)), factor = norm > T(0) ? T(1) / norm : T(0);
+        group.each(K, [&](int k) { row[k] *= factor; });
       });
     }
     lanes.sync();
@@ -214,13 +215,15 @@ struct DeltaChunk {
     lanes.sync();
   }
 
-  KOKKOS_FUNCTION T squared_norm(const T* row) const { return lanes.dot(r.d_key, row, row); }
-
   /// |eigenvalues| <= 1 needs beta |k|^2 <= 2 where the decay acts first, <= 1 + min D for the undecayed erase.
   KOKKOS_FUNCTION void count_breaches(int n, DeltaCounts& counts) {
     if (r.dplr) return;
+    lanes.groups(n, [&](const auto& group, int t) {
+      const T squared = group.dot(r.d_key, w.k + t * w.ck, w.k + t * w.ck);
+      group.once([&] { w.row[t] = squared; });
+    });
+    lanes.sync();
     counts.breaches += lanes.count(n, [&](int t) {
-      const T* k = w.k + t * w.ck;
       T bound = 2;
       if (r.undecayed && in.log_decay.data) {
         T least = 1;
@@ -231,7 +234,7 @@ struct DeltaChunk {
         bound = 1 + least;
       }
       // a key normalised to 1 and beta = 2 are within the bound; leave room for the rounding of |k|^2
-      return w.beta[t] * squared_norm(k) > bound * (1 + T(1e-5)) || w.beta[t] < 0;
+      return w.beta[t] * w.row[t] > bound * (1 + T(1e-5)) || w.beta[t] < 0;
     });
   }
 
@@ -270,42 +273,35 @@ struct DeltaChunk {
     mask_all(rows);
   }
 
-  /// One decay a head: Gamma(s..t) is a number. Its row t follows from row t - 1; kept in double.
+  /// One decay a head: Gamma(s..t) is a number, multiplied up in double from token to token.
   KOKKOS_FUNCTION void prepare_head_decay(int rows) {
     all_products(rows);
     mask_all(rows);
     const bool reads_before = r.undecayed || r.dplr;  // t' = t - 1
-    const auto apply = [&](T* M, int t) {
-      lanes.each(t + 1, [&](int s) { M[t * w.cc + s] *= static_cast<T>(w.mask[s]); });
-    };
-    double from_start = 1;  // Gamma(0..t-1)
-    for (int t = 0; t < rows; ++t) {
-      const double d = w.decay[t], start_a = reads_before ? from_start : from_start * d;
-      const auto apply_a = [&] {
-        apply(w.A, t);
-        if (r.dplr) apply(w.A2, t);
-        lanes.sync();
-      };
-      if (reads_before && t > 0) apply_a();
-      lanes.each(t + 1, [&](int s) { w.mask[s] = s == t ? 1.0 : w.mask[s] * d; });
-      lanes.sync();
-      if (!reads_before) apply_a();
-      if (r.outputs) {
-        apply(w.P, t);
-        if (r.dplr) apply(w.P2, t);
-      }
-      from_start *= d;
-      lanes.each(r.d_key, [&](int k) {
-        w.a[t * w.ck + k] *= static_cast<T>(start_a);
-        if (r.outputs) w.q[t * w.ck + k] *= static_cast<T>(from_start);
-      });
-      lanes.sync();
-    }
+    lanes.lower(rows, [&](int t, int s) {
+      const double before = s == t ? 1.0 : w.mask[s], now = s == t ? 1.0 : before * w.decay[t];
+      const T factor_a = static_cast<T>(reads_before ? before : now), factor = static_cast<T>(now);
+      const int at = t * w.cc + s;
+      w.mask[s] = now;
+      w.A[at] *= factor_a;
+      if (r.dplr) w.A2[at] *= factor_a;
+      if (r.outputs) w.P[at] *= factor;
+      if (r.outputs && r.dplr) w.P2[at] *= factor;
+    });
+    lanes.once([&] {
+      double now = 1;
+      for (int t = 0; t < rows; ++t) w.start[t] = now *= w.decay[t];
+    });
+    lanes.each2(rows, r.d_key, [&](int t, int k) {
+      const double now = w.start[t], before = t > 0 ? w.start[t - 1] : 1.0;
+      w.a[t * w.ck + k] *= static_cast<T>(reads_before ? before : now);
+      if (r.outputs) w.q[t * w.ck + k] *= static_cast<T>(now);
+    });
     lanes.each2(r.d_key, rows, [&](int k, int s) {
       w.bt[k * w.cc + s] *= static_cast<T>(w.mask[s]);
       if (r.dplr) w.kt[k * w.cc + s] *= static_cast<T>(w.mask[s]);
     });
-    lanes.each(r.d_key, [&](int k) { w.g[k] = static_cast<T>(from_start); });
+    lanes.each(r.d_key, [&](int k) { w.g[k] = static_cast<T>(w.start[rows - 1]); });
     lanes.sync();
   }
 
@@ -355,19 +351,23 @@ struct DeltaChunk {
   /// A and P inside one block. Row s of b is decayed in place from token to token, then becomes a column of bt.
   KOKKOS_FUNCTION void diagonal_block(int i, T* b, T* bt, T* A, T* P, bool reads_before) {
     const int K = r.d_key, end = i + delta_block;
-    lanes.each(delta_block, [&](int j) {
+    lanes.groups(delta_block, [&](const auto& group, int j) {
       const int s = i + j;
       T* row = b + s * w.ck;
-      for (int t = i; t <= s; ++t) A[t * w.cc + s] = T(0);
+      const auto product = [&](T* M, int t, const T* left) {
+        const T value = group.dot(K, row, left + t * w.ck);
+        group.once([&] { M[t * w.cc + s] = value; });
+      };
+      group.each(j + 1, [&](int t) { A[(i + t) * w.cc + s] = T(0); });
       if (r.outputs) {
-        for (int t = i; t < s; ++t) P[t * w.cc + s] = T(0);
-        P[s * w.cc + s] = lanes.dot(K, row, w.q + s * w.ck);
+        group.each(j, [&](int t) { P[(i + t) * w.cc + s] = T(0); });
+        product(P, s, w.q);
       }
       for (int t = s + 1; t < end; ++t) {
-        if (reads_before) A[t * w.cc + s] = lanes.dot(K, row, w.a + t * w.ck);
-        for (int k = 0; k < K; ++k) row[k] *= w.d[t * w.ck + k];
-        if (!reads_before) A[t * w.cc + s] = lanes.dot(K, row, w.a + t * w.ck);
-        if (r.outputs) P[t * w.cc + s] = lanes.dot(K, row, w.q + t * w.ck);
+        if (reads_before) product(A, t, w.a);
+        group.each(K, [&](int k) { row[k] *= w.d[t * w.ck + k]; });
+        if (!reads_before) product(A, t, w.a);
+        if (r.outputs) product(P, t, w.q);
       }
     });
     lanes.sync();

@@ -6,13 +6,6 @@
 #include <cstring>
 #include <type_traits>
 
-/// Before a loop over an array that must stay in a device's registers.
-#ifdef __CUDA_ARCH__
-#define LONGSCAN_UNROLL _Pragma("unroll")
-#else
-#define LONGSCAN_UNROLL
-#endif
-
 namespace longscan {
 
 /// The same bits as another type (std::bit_cast is not usable in device code of every compiler we support).
@@ -29,6 +22,13 @@ KOKKOS_INLINE_FUNCTION To bits_as(const From& from) {
 #define LONGSCAN_UNROLL _Pragma("unroll")
 #else
 #define LONGSCAN_UNROLL
+#endif
+
+/// A function that would make every kernel that calls it often too large if it were inlined.
+#ifdef __CUDACC__
+#define LONGSCAN_NOINLINE __noinline__
+#else
+#define LONGSCAN_NOINLINE
 #endif
 
 /// Whether `Space` runs its kernels where host memory and host libraries are.

@@ -18,7 +18,8 @@ struct Functor {
     if constexpr (is_host_space<Space>) {
       run(HostLanes<T>{}, pass.tasks[member.league_rank()], scratch, member.league_rank());
     } else {
-      run(DeviceLanes<T, Member>{member}, pass.tasks[member.league_rank()], scratch, member.league_rank());
+      run(DeviceLanes<T, Member>{member, pass.rules.half_operands}, pass.tasks[member.league_rank()], scratch,
+          member.league_rank());
     }
   }
 

@@ -5,6 +5,7 @@
 // need no sync between them.
 #include "core/dtype.hpp"
 #include "local/small_gemm.hpp"
+#include "local/warp_product.hpp"
 #include "longscan/types.hpp"
 
 namespace longscan {
@@ -40,6 +41,20 @@ struct HostLanes {
 #pragma GCC ivdep
       for (int j = 0; j < cols; ++j) f(i, j);
     }
+  }
+  /// f(t, s) for s <= t < n; for each s in the order of t, and by one lane.
+  template <class F>
+  void lower(int n, const F& f) const {
+    for (int t = 0; t < n; ++t) {
+#pragma GCC ivdep
+      for (int s = 0; s <= t; ++s) f(t, s);
+    }
+  }
+  /// f(lanes, i) for i < n, where those lanes work on i together: `each`, `dot` and `once` of theirs. They need no sync
+  /// among themselves where a lane reads, by the same index, what it wrote.
+  template <class F>
+  void groups(int n, const F& f) const {
+    for (int i = 0; i < n; ++i) f(*this, i);
   }
   template <class F>
   std::int64_t count(int n, const F& f) const {
@@ -121,10 +136,39 @@ struct HostLanes {
   }
 };
 
-/// The threads of a team on a device.
+/// The lanes that share an index of `DeviceLanes::groups`: a warp where there are warps, else one.
+template <class T>
+struct GroupLanes {
+#ifdef __CUDA_ARCH__
+  static constexpr int size = 32;
+#else
+  static constexpr int size = 1;
+#endif
+  int lane;
+  template <class F>
+  KOKKOS_FUNCTION void once(const F& f) const {
+    if (lane == 0) f();
+  }
+  template <class F>
+  KOKKOS_FUNCTION void each(int n, const F& f) const {
+    for (int i = lane; i < n; i += size) f(i);
+  }
+  /// For all lanes of the group.
+  KOKKOS_FUNCTION T dot(int n, const T* x, const T* y) const {
+    T sum = 0;
+    each(n, [&](int i) { sum += x[i] * y[i]; });
+#ifdef __CUDA_ARCH__
+    for (int other = size / 2; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+#endif
+    return sum;
+  }
+};
+
+/// The threads of a team on a device; with CUDA a multiple of 32.
 template <class T, class Member>
 struct DeviceLanes {
   Member member;
+  bool rough = false;  ///< float operands of products may be rounded to 11 bits
 
   KOKKOS_FUNCTION void sync() const { member.team_barrier(); }
   template <class F>
@@ -139,6 +183,18 @@ struct DeviceLanes {
   template <class F>
   KOKKOS_FUNCTION void each2(int rows, int cols, const F& f) const {
     for (int i = member.team_rank(); i < rows * cols; i += member.team_size()) f(i / cols, i % cols);
+  }
+  template <class F>
+  KOKKOS_FUNCTION void lower(int n, const F& f) const {
+    each(n, [&](int s) {
+      for (int t = s; t < n; ++t) f(t, s);
+    });
+  }
+  template <class F>
+  KOKKOS_FUNCTION void groups(int n, const F& f) const {
+    using Group = GroupLanes<T>;
+    const Group group{member.team_rank() % Group::size};
+    for (int i = member.team_rank() / Group::size; i < n; i += member.team_size() / Group::size) f(group, i);
   }
   template <class F>
   KOKKOS_FUNCTION std::int64_t count(int n, const F& f) const {
@@ -158,19 +214,19 @@ struct DeviceLanes {
     return count(rows * cols,
                  [&](int i) { return is_non_finite(p[static_cast<std::int64_t>(i / cols) * ld + i % cols]); }) > 0;
   }
-  KOKKOS_FUNCTION T dot(int n, const T* x, const T* y) const {
-    T sum = 0;
-    for (int i = 0; i < n; ++i) sum += x[i] * y[i];
-    return sum;
-  }
-  /// n a multiple of four; leading dimensions of whole `Four`s. A lane computes tiles of `rows` rows and four columns
-  /// in registers, lanes of a warp beside each other: what they read of A is one address, of B consecutive.
+  /// n a multiple of four; A, B and C, and their rows, begin at multiples of 4 elements. On matrix instructions where
+  /// there are some, see warp_product.hpp; else a lane computes tiles of `rows` rows and four columns in registers.
   KOKKOS_FUNCTION void product(int m, int n, int k, const T* a, int lda, const T* b, int ldb, T* c, int ldc,
                                bool accumulate) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    warp_product(CudaWarp{member.team_rank() % 32}, member.team_rank() / 32, member.team_size() / 32,
+                 WarpProduct<T>{m, n, k, a, lda, b, ldb, c, ldc, accumulate, rough});
+#else
     if (m % 8 == 0 && m / 8 * (n / 4) >= member.team_size())
       tiles<8>(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
     else
       tiles<2>(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+#endif
   }
 
  private:
