@@ -18,7 +18,7 @@ KOKKOS_INLINE_FUNCTION To bits_as(const From& from) {
 }
 
 /// Before a loop with a constant number of turns whose arrays have to live in registers.
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__
 #define LONGSCAN_UNROLL _Pragma("unroll")
 #else
 #define LONGSCAN_UNROLL
