@@ -142,12 +142,12 @@ class Watchdog {
  private:
   void run() {
     moved_ = heard_ = Clock::now();
-    Clock::time_point looked = moved_;
+    looked_ = moved_;
     begin_exchange();
     while (true) {
       pause();
-      if (since(looked) > 0.5 * limit_) moved_ = heard_ = Clock::now();  // this rank itself was stopped, or starved
-      looked = Clock::now();
+      if (was_stopped()) moved_ = heard_ = Clock::now();
+      looked_ = Clock::now();
       look_at_myself();
       if (first_claim() < size_) {  // that rank ends the job
         if (since(claimed_) > patience)
@@ -172,6 +172,9 @@ class Watchdog {
     else
       left_.wait_for(lock, std::chrono::duration<double>(period_), [this] { return leaving_.load(); });
   }
+
+  /// This rank itself, since it last looked; or starved. What it has not heard since then says nothing of others.
+  bool was_stopped() const { return since(looked_) > 0.5 * limit_; }
 
   static double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
@@ -201,7 +204,7 @@ class Watchdog {
       MPI_Recv(&alive, 1, MPI_CHAR, before, tag_alive, comm_, MPI_STATUS_IGNORE);
       heard_ = Clock::now();
     }
-    if (since(heard_) > limit_)
+    if (since(heard_) > limit_ && !was_stopped())
       end("rank " + std::to_string(before) + " has not been heard of for " + seconds_text(since(heard_)) +
           " (stopped, or its node is gone), while rank " + std::to_string(rank_) + " was " + phase.load() +
           at(phase_token) + "; the job ends here (--stall-timeout)");
@@ -246,14 +249,16 @@ class Watchdog {
     return first_claim_;
   }
 
-  /// Ranks may notice at the same moment, or one after the other while the job goes down: each tells all others first,
-  /// and after a moment the lowest that did speaks. Should it be gone by then, the next one does.
+  /// Ranks may notice at the same moment, or one after the other while the job goes down: each that knows of no other
+  /// tells all others first, and after a moment the lowest that did speaks. Should it be gone by then, the next does.
   [[noreturn]] void end(const std::string& message) {
+    const bool late = first_claim() < size_;
     std::vector<MPI_Request> claims(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);  // a stopped rank takes none
     for (int r = 0; r < size_; ++r)
-      if (r != rank_) MPI_Isend(&alive_, 1, MPI_CHAR, r, tag_claim, comm_, &claims[static_cast<std::size_t>(r)]);
+      if (r != rank_ && !late)
+        MPI_Isend(&alive_, 1, MPI_CHAR, r, tag_claim, comm_, &claims[static_cast<std::size_t>(r)]);
     const auto noticed = Clock::now();
-    while (since(noticed) < (first_claim() < rank_ ? patience : period_))
+    while (since(noticed) < (late || first_claim() < rank_ ? patience : period_))
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const int code = static_cast<int>(ExitCode::internal);
     std::fprintf(stderr, "longscan: %s\n", message.c_str());
@@ -277,7 +282,7 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable left_;
   std::atomic<bool> leaving_ = false;
-  Clock::time_point moved_, heard_;
+  Clock::time_point moved_, heard_, looked_;
   std::int64_t moves_ = -1;
   double work_ = 0, main_work_ = 0;
   char alive_ = 1;
