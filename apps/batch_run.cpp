@@ -13,11 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool same_file(const std::string& a, const std::string& b) {
-  std::error_code ignored;
-  return a == b || fs::equivalent(a, b, ignored);
-}
-
 std::string signal_name(int signal) {
   return signal == SIGTERM ? "SIGTERM" : signal == SIGUSR1 ? "SIGUSR1" : signal == SIGUSR2 ? "SIGUSR2" : "a signal";
 }
@@ -54,6 +49,9 @@ void BatchRun::find_checkpoint() {
     if (same_file(path_, other))
       throw Error(ExitCode::usage, "the checkpoint " + path_ + " is the input or the output; give another name");
   const bool there = fs::exists(path_, ignored);
+  if (there && !fs::is_regular_file(path_, ignored))
+    throw Error(ExitCode::usage, "the checkpoint " + path_ + " is not a regular file; give another name");
+  if (!options_.checkpoint.empty()) check_folder_of(path_, "checkpoint");
   if (!options_.resume) {
     if (there && !options_.force)
       throw Error(ExitCode::usage, "there is a checkpoint " + path_ +

@@ -245,11 +245,11 @@ void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
       std::string(name_of(options.precision)).c_str(), std::string(name_of(type)).c_str(),
       bench.key_dimensions > 0 ? (", keys in " + std::to_string(bench.key_dimensions) + " dimensions").c_str() : "",
       bench.reproducible ? ", reproducible" : "", ranks.size(), ranks.size() == 1 ? "" : "s", device_name().c_str());
-  std::printf("  median %.3f ms (%.3f to %.3f, %d runs), %.2f ns a token and head; %s kernels, %lld segments\n",
+  std::printf("  median %.3f ms (%.3f to %.3f, %d runs), %.2f ns per token and head; %s kernels, %lld segments\n",
               time.median * 1e3, time.least * 1e3, time.most * 1e3, time.runs, row["ns_per_token_head"].get<double>(),
               kernel.c_str(), static_cast<long long>(report.segments));
   if (on_host) {
-    std::printf("  %.1f GFLOP/s a rank in the matrix products", rate);
+    std::printf("  %.1f GFLOP/s per rank in the matrix products", rate);
     if (blas_too) std::printf("; OpenBLAS on the same products %.1f, so %.0f %%", blas, 100 * rate / blas);
     std::printf("\n");
   } else {

@@ -150,7 +150,7 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
     return;
   }
   std::printf(
-      "io  T = %lld, H = %d, K = %d, V = %d, %s; %.0f MB in, %.0f MB out, windows of %lld tokens a rank, %d rank%s\n",
+      "io  T = %lld, H = %d, K = %d, V = %d, %s; %.0f MB in, %.0f MB out, windows of %lld tokens per rank, %d rank%s\n",
       static_cast<long long>(bench.tokens), bench.heads, bench.d_key, bench.d_value,
       std::string(name_of(bench.type)).c_str(), static_cast<double>(read) / 1e6, static_cast<double>(written) / 1e6,
       static_cast<long long>(solve.solve.window), ranks.size(), ranks.size() == 1 ? "" : "s");

@@ -121,10 +121,10 @@ void bench_in(Transport& ranks, const BenchScan& bench) {
   }
   std::printf("scan  %s maps, %lld elements, A %d x %d, b %d x %d%s, %s, %d rank%s (%s, %s)\n", bench.maps.c_str(),
               static_cast<long long>(size.elements), part.maps.n, part.maps.n, part.maps.n, part.maps.m,
-              bench.segments > 1 ? (", " + std::to_string(bench.segments) + " maps a rank").c_str() : "",
+              bench.segments > 1 ? (", " + std::to_string(bench.segments) + " maps per rank").c_str() : "",
               sizeof(T) == 8 ? "f64" : "f32", ranks.size(), ranks.size() == 1 ? "" : "s", ranks.name().c_str(),
               device_name().c_str());
-  std::printf("alpha %.3g us, beta %.3g ns a byte, an apply %.3g us, a composition %.3g us, a launch %.3g us\n",
+  std::printf("alpha %.3g us, beta %.3g ns per byte, an apply %.3g us, a composition %.3g us, a launch %.3g us\n",
               costs.latency * 1e6, costs.byte * 1e9, costs.apply * 1e6, costs.compose * 1e6, costs.launch * 1e6);
   std::printf("%-10s %11s %10s %10s %10s %12s %11s\n", "algorithm", "median ms", "min ms", "max ms", "model ms",
               "bytes", "difference");
@@ -141,12 +141,18 @@ void bench_in(Transport& ranks, const BenchScan& bench) {
 void bench_scan_options(CLI::App& app, BenchScan& b) {
   one_of(app, "--maps", b.maps, {"delta", "diagonal", "block", "dense"},
          "what is scanned: the delta rule's heads, or Newton's carries (default delta)");
-  app.add_option("--heads", b.heads, "H (delta)")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--d-key", b.d_key, "K (delta)")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--d-value", b.d_value, "V (delta)")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--hidden", b.hidden, "D (diagonal, block, dense)")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--segments", b.segments, "maps of a rank that must not be composed, as with --reproducible")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--heads", b.heads, "heads, H (delta)")->check(whole_number(1, most_int))->capture_default_str();
+  app.add_option("--d-key", b.d_key, "key channels of a head, K (delta)")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  app.add_option("--d-value", b.d_value, "value channels of a head, V (delta)")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  app.add_option("--hidden", b.hidden, "channels, D (diagonal, block, dense)")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  app.add_option("--segments", b.segments, "maps per rank that must not be composed, as with --reproducible")
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option_function<std::vector<std::string>>(
          "--scan",
@@ -157,8 +163,9 @@ void bench_scan_options(CLI::App& app, BenchScan& b) {
       ->type_name(scans.text());
   choice(app, "--precision", b.precision, wide_precisions, "arithmetic (default f32)");
   one_of(app, "--transport", b.transport, {"auto", "mpi", "nccl"}, "what carries the messages");
-  app.add_option("--runs", b.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--runs", b.runs, "timed runs")->check(whole_number(1, most_int))->capture_default_str();
   app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
+  config_option(app);
   app.footer("Example:\n  mpirun -n 4 longscan bench scan --heads 16 --d-key 128 --d-value 128");
 }
 

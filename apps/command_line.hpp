@@ -2,6 +2,7 @@
 #pragma once
 // What the files that describe the options of commands share: words for enums.
 #include <CLI/CLI.hpp>
+#include <limits>
 
 #include "apps/generate_preset.hpp"
 #include "apps/inspect.hpp"
@@ -59,6 +60,16 @@ inline const Choices<ScanAlgorithm> scans{{{"auto", ScanAlgorithm::automatic},
                                            {"doubling", ScanAlgorithm::doubling},
                                            {"mpi", ScanAlgorithm::mpi}}};
 
+constexpr std::int64_t most_int = std::numeric_limits<int>::max();
+/// Checks of numbers; their messages say what is wanted.
+CLI::Validator whole_number(std::int64_t least, std::int64_t most = std::numeric_limits<std::int64_t>::max());
+CLI::Validator positive_number();      ///< finite
+CLI::Validator non_negative_number();  ///< finite
+/// To be used with transform: bytes, from a number with a unit of powers of 1024.
+CLI::Validator size_in_bytes();
+/// A finite number, or rsqrt.
+CLI::Validator scale_word();
+
 template <class E>
 CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const Choices<E>& choices,
                     const std::string& help) {
@@ -72,6 +83,19 @@ CLI::Option* choice(CLI::App& app, const std::string& option, E& target, const C
 void config_option(CLI::App& app);
 /// --log-decay NAME (and --log_decay NAME) for each role.
 void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, const std::vector<std::string>& roles);
+
+/// "longscan generate delta"
+std::string path_of(const CLI::App& app);
+/// What help looks like, for `app` and the commands that are added to it after.
+void prepare_help(CLI::App& app);
+/// Help of `app` and of every command below it.
+std::string full_help(const CLI::App& app);
+/// --version after every command too.
+void answer_version(CLI::App& app, const std::string& version);
+/// What `type` is in help: N and X for numbers.
+std::string type_text(const CLI::Option& option);
+/// CLI11's words for a wrong command line as an Error(usage), with the nearest name where a word is unknown.
+[[noreturn]] void throw_usage(const CLI::App& app, const CLI::ParseError& e);
 
 void inspect_options(CLI::App& app, InspectCommand& c);
 void plan_options(CLI::App& app, PlanCommand& c);

@@ -92,7 +92,7 @@ class DeltaSolve {
       throw Error(ExitCode::numerical, "the recurrence overflows " + e.arithmetic + " in " +
                                            describe_token(problem_.sources, command_.solve.input, "", e.token) +
                                            ", head " + std::to_string(e.head) +
-                                           "; the report would count tokens beyond the stability bound beta |k|^2 <= 2;"
+                                           "; longscan inspect counts tokens beyond the stability bound;"
                                            " --normalize-keys or --precision f64 may help");
     }
   }
@@ -132,12 +132,11 @@ nlohmann::json trace_json(Transport& ranks, const DeltaReport& r) {
 
 void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, const DeltaCommand& command, int ranks) {
   for (const DeltaProblem& p : problems) {
-    std::string text = std::string(name_of(p.variant)) + ", " + std::to_string(p.tokens()) + " tokens in " +
-                       std::to_string(p.sequences().count()) +
-                       (p.sequences().count() == 1 ? " sequence" : " sequences") +
+    std::string text = std::string(name_of(p.variant)) + ", " + count_of(p.tokens(), "token") + " in " +
+                       count_of(p.sequences().count(), "sequence") +
                        (p.sources.size() > 1 ? " of " + std::to_string(p.sources.size()) + " groups" : "") + ", " +
                        shape_text(p, arithmetic_of(command.solve.precision, p.widest())) + " on " +
-                       std::to_string(ranks) + (ranks == 1 ? " rank (" : " ranks (") + device_name() + ")";
+                       count_of(ranks, "rank") + " (" + device_name() + ")";
     progress.say(text);
   }
 }
@@ -153,6 +152,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
     if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
+    check_report_path(command.solve);
     file.emplace(command.solve.input);
     const auto problems = find_problems(*file, command);
     fingerprint = fingerprint_text(*file, sources_of(problems));
@@ -167,6 +167,8 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   for (const DeltaProblem& p : problems) tokens += p.tokens();
   Progress progress(ranks.rank() == 0 && !command.solve.quiet, "longscan delta", tokens);
   say_what(progress, problems, command, ranks.size());
+  if (command.state_only && command.state_every > 0)
+    progress.say("note: --state-only writes final_state alone, so --state-every is set aside");
   Carrier carrier(ranks, command.solve.transport);
   if (!carrier.note().empty()) progress.say("note: " + carrier.note());
 

@@ -31,11 +31,11 @@ class Fitter {
     if (problem_.shape.heads < 1 || problem_.shape.d_value < 1) return fail(v, "has no heads or no width");
     const std::size_t before = problems_.size();
     wide("k", 0);
-    if (source_.data.at("k").shape.size() == axes)
-      problem_.shape.d_key = static_cast<int>(source_.data.at("k").shape[at_.width]);
+    const bool knows_width = source_.data.at("k").shape.size() == axes;
+    if (knows_width) problem_.shape.d_key = static_cast<int>(source_.data.at("k").shape[at_.width]);
     if (problem_.shape.d_key < 1) return fail(source_.data.at("k"), "has keys of no width");
     for (const char* role : {"q", "a", "b"})
-      if (source_.data.count(role)) wide(role, problem_.shape.d_key);
+      if (source_.data.count(role)) wide(role, knows_width ? problem_.shape.d_key : 0);
     for (const char* role : {"beta", "eta"})
       if (source_.data.count(role)) narrow(role);
     if (source_.data.count("log_decay")) {
@@ -100,7 +100,7 @@ class Fitter {
     const DatasetInfo& v = source_.data.at("v");
     const std::size_t axes = v.shape.size() - 1;
     if (!(info.shape.size() == axes || (info.shape.size() == axes + 1 && info.shape.back() == 1))) {
-      fail(info, "has shape " + shape_text(info.shape) + "; one value a token and head is needed, " +
+      fail(info, "has shape " + shape_text(info.shape) + "; one value per token and head is needed, " +
                      shape_text({v.shape.begin(), v.shape.end() - 1}) +
                      (role == "log_decay" ? ", or one a key channel" : ""));
       return;
@@ -217,6 +217,8 @@ std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaComman
 std::vector<DeltaProblem> find_problems(const InputFile& file, const DeltaCommand& command) {
   Problems problems;
   auto found = find_problems(file, command, problems);
+  if (!problems.empty() && file.find("/x") && !file.find("/v"))
+    problems.push_back("dataset '/x' is input for longscan newton");
   throw_problems(file.path(), problems);
   return found;
 }
@@ -242,9 +244,12 @@ static void from_json(const nlohmann::json& j, DeltaProblem& p) {
   p.sources = j.at("sources").get<std::vector<Source>>();
 }
 
-std::string to_text(const std::vector<DeltaProblem>& problems) { return nlohmann::json(problems).dump(); }
+std::string to_text(const std::vector<DeltaProblem>& problems) {
+  const auto bytes = nlohmann::json::to_cbor(problems);  // names need not be UTF-8
+  return {bytes.begin(), bytes.end()};
+}
 std::vector<DeltaProblem> problems_from_text(const std::string& text) {
-  return nlohmann::json::parse(text).get<std::vector<DeltaProblem>>();
+  return nlohmann::json::from_cbor(text).get<std::vector<DeltaProblem>>();
 }
 
 }  // namespace longscan

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/describe.hpp"
 
-#include <CLI/CLI.hpp>
 #include <sstream>
+
+#include "apps/command_line.hpp"
 
 namespace longscan {
 namespace {
@@ -31,24 +32,11 @@ std::string names(const CLI::Option& option) {
   return text.empty() ? option.get_name(true) : text;
 }
 
-/// "TOKENS" of "TOKENS:POSITIVE": without what CLI11 adds for its checks.
-std::string type_of(const CLI::Option& option) {
-  std::string type = option.get_expected_min() > 0 ? option.get_type_name() : "";
-  for (const char* check : {":POSITIVE", ":NONNEGATIVE", ":INT in ", ":FLOAT in ", ":SIZE"})
-    if (const auto at = type.find(check); at != std::string::npos) type.resize(at);
-  return type;
-}
-
-/// "longscan generate delta"
-std::string path_of(const CLI::App& app) {
-  return (app.get_parent() ? path_of(*app.get_parent()) + " " : "") + app.get_name();
-}
-
 void describe_options(std::ostream& out, const CLI::App& app) {
   for (const CLI::Option* o : app.get_options()) {
     if (o->get_group().empty()) continue;  // hidden
     const bool positional = o->get_lnames().empty() && o->get_snames().empty();
-    const std::string type = type_of(*o);
+    const std::string type = type_text(*o);
     out << ".TP\n";
     if (positional)
       out << "\\fI" << roff(type) << "\\fR\n";

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "apps/inspect.hpp"
+#include "apps/progress.hpp"
+#include "apps/report.hpp"
 
 namespace longscan {
 namespace {
@@ -23,7 +27,8 @@ struct Found {
 };
 
 std::string quoted(const std::string& word) {
-  if (word.find_first_of(" *?[]$'\"&;()<>|\\") == std::string::npos && !word.empty()) return word;
+  const auto safe = [](unsigned char c) { return std::isalnum(c) || c >= 0x80 || std::strchr("/._-+:=@%,^", c); };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), safe)) return word;
   std::string text = "'";
   for (char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return text + "'";
@@ -109,13 +114,11 @@ void find_newton(const InputFile& file, const InspectCommand& command, const std
   }
   try {
     found.cell = read_cell(file, c.cell);
-    const NetworkShape network = network_shape(found.cell->weights, -1);
+    const NetworkShape network = shape_of(*found.cell);
     found.newton = find_newton_problems(file, c, network, found.problems);
   } catch (const Error& e) {
     if (e.code() != ExitCode::bad_input) throw;
-    std::string text = e.what();
-    if (found.cell) text = found.cell->where + ": " + text;
-    found.problems.push_back(text);
+    found.problems.emplace_back(e.what());
     found.cell.reset();
   }
 }
@@ -346,7 +349,7 @@ void print_newton(const json& d) {
   }
   const double lyapunov = d.at("lyapunov");
   line("Lyapunov exponent",
-       number(d.at("lyapunov")) + (lyapunov < 0 ? " a token: errors shrink" : " a token: errors grow"));
+       number(d.at("lyapunov")) + (lyapunov < 0 ? " per token: errors shrink" : " per token: errors grow"));
   line("log-amplification", number(d.at("log_amplification")) + " at most, over consecutive tokens");
   line("auto", a.at("status").get<std::string>() + " by " + a.at("method_used").get<std::string>() + " in " +
                    number(a.at("passes")) + (a.at("passes") == 1 ? " pass" : " passes") +
@@ -416,9 +419,8 @@ json delta_json(const InputFile& file, const InspectCommand& command, const Foun
   j["tokens"] = p.tokens(), j["sequences"] = sequences.count(), j["packed"] = p.packed;
   j["heads"] = p.shape.heads, j["d_key"] = p.shape.d_key, j["d_value"] = p.shape.d_value;
   j["decay"] = decay, j["arithmetic"] = std::string(name_of(arithmetic));
-  j["what"] = "delta rule (" + std::string(name_of(p.variant)) + ", " + decay + "), " + std::to_string(p.tokens()) +
-              " tokens in " + std::to_string(sequences.count()) +
-              (sequences.count() == 1 ? " sequence" : " sequences") + ", H = " + std::to_string(p.shape.heads) +
+  j["what"] = "delta rule (" + std::string(name_of(p.variant)) + ", " + decay + "), " + count_of(p.tokens(), "token") +
+              " in " + count_of(sequences.count(), "sequence") + ", H = " + std::to_string(p.shape.heads) +
               ", K = " + std::to_string(p.shape.d_key) + ", V = " + std::to_string(p.shape.d_value) + ", " +
               std::string(name_of(arithmetic)) + " arithmetic";
   j["command_line"] = delta_command_line(file, command, found, p);
@@ -426,7 +428,7 @@ json delta_json(const InputFile& file, const InspectCommand& command, const Foun
 }
 
 json newton_json(const InputFile& file, const InspectCommand& command, const Found& found, const NewtonProblem& p) {
-  const NetworkShape network = network_shape(found.cell->weights, -1);
+  const NetworkShape network = shape_of(*found.cell);
   json j = describe_sources(p.sources);
   const Sequences sequences = p.sequences();
   const Precision arithmetic = newton_arithmetic(command.newton.solve.precision, p.type(), found.cell->widest);
@@ -437,9 +439,8 @@ json newton_json(const InputFile& file, const InspectCommand& command, const Fou
   j["what"] = network.type + (network.reason.empty() ? "" : " (" + network.reason + ")") + " of " + found.cell->where +
               ", D = " + std::to_string(network.channels) + ", D_in = " + std::to_string(network.inputs) +
               (network.layers > 1 ? ", " + std::to_string(network.layers) + " layers" : "") +
-              (network.directions > 1 ? ", both directions" : "") + ", " + std::to_string(p.tokens()) + " tokens in " +
-              std::to_string(sequences.count()) + (sequences.count() == 1 ? " sequence" : " sequences") + ", " +
-              std::string(name_of(arithmetic)) + " arithmetic";
+              (network.directions > 1 ? ", both directions" : "") + ", " + count_of(p.tokens(), "token") + " in " +
+              count_of(sequences.count(), "sequence") + ", " + std::string(name_of(arithmetic)) + " arithmetic";
   j["command_line"] = newton_command_line(file, command, found, p);
   return j;
 }
@@ -448,7 +449,7 @@ json newton_json(const InputFile& file, const InspectCommand& command, const Fou
 
 void run_inspect(Transport& ranks, const InspectCommand& command) {
   std::optional<InputFile> file;
-  std::string message, cell_text;  // rank 0's findings, for the others
+  std::string delta_text, newton_text, cell_text;  // rank 0's findings, for the others
   json report;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
@@ -458,12 +459,11 @@ void run_inspect(Transport& ranks, const InspectCommand& command) {
               {"notes", found.notes},    {"ignored", found.ignored},    {"solvable", json::array()}};
     for (const DeltaProblem& p : found.delta) report["solvable"].push_back(delta_json(*file, command, found, p));
     for (const NewtonProblem& p : found.newton) report["solvable"].push_back(newton_json(*file, command, found, p));
-    message = json::array({to_text(found.delta), to_text(found.newton)}).dump();
+    delta_text = to_text(found.delta), newton_text = to_text(found.newton);
     if (found.cell) cell_text = to_text(*found.cell);
   });
-  const json shared = json::parse(broadcast(ranks, message, 0));
-  const std::vector<DeltaProblem> delta = problems_from_text(shared[0].get<std::string>());
-  const std::vector<NewtonProblem> newton = newton_problems_from_text(shared[1].get<std::string>());
+  const std::vector<DeltaProblem> delta = problems_from_text(broadcast(ranks, delta_text, 0));
+  const std::vector<NewtonProblem> newton = newton_problems_from_text(broadcast(ranks, newton_text, 0));
   agree(ranks, [&] {
     if (!file) file.emplace(command.input());
   });
@@ -485,7 +485,7 @@ void run_inspect(Transport& ranks, const InspectCommand& command) {
     for (const std::string& p : problems) report["problems"].push_back(p);
     if (command.influence >= 0) report["influence"] = write_influence(*file, command, delta);
     if (command.json) {
-      std::printf("%s\n", report.dump(2).c_str());
+      std::printf("%s\n", printable(report).c_str());
       std::fflush(stdout);
     } else {
       print_text(report);

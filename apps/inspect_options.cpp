@@ -14,8 +14,8 @@ void reading_options(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) 
          [&delta, &newton](const std::vector<std::string>& groups) {
            delta.solve.groups = newton.solve.groups = groups;
          },
-         "groups; shell patterns")
-      ->type_name("PATH…");
+         "groups to look at; shell patterns (inspect: all, plan: /)")
+      ->type_name("PATH");
   app.add_option_function<std::string>(
          "--layout",
          [&delta, &newton](const std::string& word) {
@@ -24,7 +24,7 @@ void reading_options(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) 
            else
              delta.solve.layout = layouts.parse("--layout", word);
          },
-         "order of the axes, if not the usual")
+         "order of the axes, as the solver takes it")
       ->type_name("THD|BTHD|BHTD|TD|BTD");
   app.add_option_function<std::string>(
          "--precision",
@@ -33,10 +33,14 @@ void reading_options(CLI::App& app, DeltaCommand& delta, NewtonCommand& newton) 
          },
          "arithmetic; auto follows the widest input")
       ->type_name(precisions.text());
-  choice(app, "--variant", delta.variant, variants, "delta rule, or free vectors a, b (dplr); auto: by the datasets");
-  choice(app, "--erase", delta.erase, erases, "what the erasing term reads");
-  app.add_option("--chunk", delta.chunk, "tokens of a chunk")->check(CLI::Range(1, 256))->capture_default_str();
-  app.add_flag("--normalize-keys", delta.normalize_keys, "divide k by |k|");
+  choice(app, "--variant", delta.variant, variants,
+         "delta rule, or free vectors a, b (dplr); auto: dplr if there are a and b, but no beta");
+  choice(app, "--erase", delta.erase, erases,
+         "what the erasing term reads: the decayed state, or the state before the decay");
+  app.add_option("--chunk", delta.chunk, "tokens of a chunk, 1 to 256")
+      ->check(whole_number(1, 256))
+      ->capture_default_str();
+  app.add_flag("--normalize-keys", delta.normalize_keys, "divide k by |k| (a zero key stays zero)");
   app.add_option("--cell", newton.cell, "the cell: a group with a torch state_dict (default: group /cell of IN.h5)")
       ->type_name("CELL.h5[:/group]");
 }
@@ -59,19 +63,21 @@ void inspect_options(CLI::App& app, InspectCommand& c) {
   app.add_flag("--json", c.json, "print one JSON object on stdout");
   app.add_flag("--all", c.all, "look at every token (default: a sample of bounded size); ranks share them");
   app.add_option("--influence", c.influence,
-                 "write what the tokens of this chunk do to each other: T = (I - A)^-1, its split by path length, and "
-                 "which earlier tokens matter most")
-      ->check(CLI::NonNegativeNumber)
+                 "write what the tokens of this chunk (counted from 0) do to each other: T = (I - A)^-1, its split by "
+                 "path length, "
+                 "and which earlier tokens matter most")
+      ->check(whole_number(0))
       ->type_name("CHUNK");
-  app.add_option("-o,--output", c.output, "file of --influence (default influence.h5)")->type_name("FILE.h5");
+  app.add_option("-o,--output", c.output, "with --influence: the file to write (default influence.h5)")
+      ->type_name("FILE.h5");
   app.add_option("--token", c.token,
                  "with --influence: the token whose influences are listed (default: the chunk's last)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->type_name("T");
   app.add_option("--head", c.head, "with --influence: the head whose influences are listed")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, most_int))
       ->capture_default_str();
-  app.add_flag("--force", c.force, "replace an existing file of --influence");
+  app.add_flag("--force", c.force, "with --influence: replace an existing file");
   reading_options(app, c.delta, c.newton);
   app.add_option("--scale", c.delta.scale, "factor of the output: a number, or rsqrt")
       ->type_name("X|rsqrt")
@@ -87,16 +93,20 @@ void inspect_options(CLI::App& app, InspectCommand& c) {
 
 void plan_options(CLI::App& app, PlanCommand& c) {
   app.add_option("input", c.delta.solve.input, "input file (HDF5); without one, the sizes below")->type_name("IN.h5");
-  app.add_option("--ranks", c.ranks, "P, ranks of the planned job")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--ranks", c.ranks, "ranks of the planned job, P")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
   app.add_option("--ranks-per-node", c.ranks_per_node,
                  "ranks that share a node's memory (default: as many as cores here)")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, most_int))
       ->type_name("N");
-  app.add_option("--memory", c.memory, "bytes a rank may use, such as 64GB (default: from what is free here)")
-      ->transform(CLI::AsSizeValue(false))
+  app.add_option("--memory", c.memory,
+                 "memory that a rank may use, such as 64GB (default: its share of what is free here)")
+      ->transform(size_in_bytes())
+      ->check(positive_number())
       ->type_name("BYTES");
   app.add_option("--window", c.delta.solve.window, "plan for --window TOKENS")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->type_name("TOKENS");
   app.add_option_function<std::string>(
          "--solver",
@@ -105,12 +115,12 @@ void plan_options(CLI::App& app, PlanCommand& c) {
              throw_unknown("value of --solver", word, {"auto", "delta", "newton"});
            c.solver = word;
          },
-         "which solver; auto: what the file holds, delta without one")
+         "which solver; auto: the one that the file is for, delta without a file")
       ->type_name("auto|delta|newton");
   app.add_flag("--reproducible", c.delta.solve.reproducible, "plan for --reproducible");
   app.add_flag("--state-only", c.delta.state_only, "plan for --state-only");
   app.add_option("--state-every", c.delta.state_every, "plan for --state-every N")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->type_name("N");
   app.add_option_function<std::string>(
          "--output-dtype",
@@ -121,14 +131,23 @@ void plan_options(CLI::App& app, PlanCommand& c) {
   choice(app, "--method", c.newton.method, methods, "newton: plan for --method");
   app.add_flag("--json", c.json, "print one JSON array on stdout");
   const std::string sizes = "Sizes, without a file";
-  app.add_option("--tokens", c.sizes.tokens, "T")->check(CLI::NonNegativeNumber)->capture_default_str()->group(sizes);
-  app.add_option("--sequences", c.sequences, "that the tokens are cut into")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--tokens", c.sizes.tokens, "tokens, T")->check(whole_number(0))->capture_default_str()->group(sizes);
+  app.add_option("--sequences", c.sequences, "packed sequences of equal lengths")
+      ->check(whole_number(1))
       ->capture_default_str()
       ->group(sizes);
-  app.add_option("--heads", c.sizes.heads, "H")->check(CLI::PositiveNumber)->capture_default_str()->group(sizes);
-  app.add_option("--d-key", c.sizes.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str()->group(sizes);
-  app.add_option("--d-value", c.sizes.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str()->group(sizes);
+  app.add_option("--heads", c.sizes.heads, "heads, H")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str()
+      ->group(sizes);
+  app.add_option("--d-key", c.sizes.d_key, "key channels of a head, K")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str()
+      ->group(sizes);
+  app.add_option("--d-value", c.sizes.d_value, "value channels of a head, V")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str()
+      ->group(sizes);
   app.add_option_function<std::string>(
          "--decay",
          [&c](const std::string& word) {
@@ -136,7 +155,7 @@ void plan_options(CLI::App& app, PlanCommand& c) {
              throw_unknown("value of --decay", word, {"none", "head", "channel"});
            c.sizes.decay = word;
          },
-         "log_decay: none, one a head, one a key channel")
+         "log_decay: none, one per head, or one per key channel")
       ->type_name("none|head|channel")
       ->group(sizes);
   choice(app, "--dtype", c.sizes.type, types, "type of the datasets (default f32)")->group(sizes);
@@ -144,38 +163,39 @@ void plan_options(CLI::App& app, PlanCommand& c) {
       ->type_name("rnn_tanh|rnn_relu|gru|lstm|paragru|paralstm")
       ->capture_default_str()
       ->group(sizes);
-  app.add_option("--hidden", c.cell.hidden, "newton: D")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--hidden", c.cell.hidden, "newton: channels, D")
+      ->check(whole_number(1, most_int))
       ->capture_default_str()
       ->group(sizes);
-  app.add_option("--d-in", c.cell.inputs, "newton: D_in")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--d-in", c.cell.inputs, "newton: features of x, D_in")
+      ->check(whole_number(1, most_int))
       ->capture_default_str()
       ->group(sizes);
   app.add_option("--layers", c.cell.layers, "newton: layers")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, most_int))
       ->capture_default_str()
       ->group(sizes);
   const std::string model = "The machine";
-  app.add_option("--file-rate", c.file_rate, "bytes a second that files are read and written at, all ranks together")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--file-rate", c.file_rate, "bytes per second that files are read and written at, all ranks together")
+      ->check(positive_number())
       ->capture_default_str()
       ->group(model);
-  app.add_option("--solve-rate", c.solve_rate,
-                 "delta: tokens and heads, newton: tokens, that a rank solves a second (default: measured here)")
-      ->check(CLI::PositiveNumber)
+  app.add_option(
+         "--solve-rate", c.solve_rate,
+         "what a rank solves per second: tokens times heads (delta) or tokens (newton) (default: measured here)")
+      ->check(positive_number())
       ->group(model);
-  app.add_option("--latency", c.latency, "seconds of a message between ranks")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--latency", c.latency, "seconds that a message between two ranks takes")
+      ->check(positive_number())
       ->capture_default_str()
       ->group(model);
-  app.add_option("--bandwidth", c.bandwidth, "bytes a second between two ranks")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--bandwidth", c.bandwidth, "bytes per second between two ranks")
+      ->check(positive_number())
       ->capture_default_str()
       ->group(model);
   app.add_option("--apply-rate", c.apply_rate,
-                 "multiplications a second of the maps that the scan applies (default: measured here)")
-      ->check(CLI::PositiveNumber)
+                 "multiplications per second where the scan applies maps (default: measured here)")
+      ->check(positive_number())
       ->group(model);
   reading_options(app, c.delta, c.newton);
   config_option(app);

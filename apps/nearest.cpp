@@ -25,10 +25,11 @@ int distance(const std::string& a, const std::string& b) {
 
 std::string nearest(const std::string& text, const std::vector<std::string>& names) {
   std::string best;
-  int least = static_cast<int>(std::max<std::size_t>(2, text.size() / 2)) + 1;
+  int least = static_cast<int>(std::max<std::size_t>(1, text.size() / 2)) + 1;
   for (const std::string& name : names) {
-    // a word that one starts with is near whatever its length
-    const bool prefix = text.size() >= 2 && (name.rfind(text, 0) == 0 || text.rfind(name, 0) == 0) && !name.empty();
+    // a word that starts with the other is near whatever its length
+    const bool prefix =
+        !text.empty() && text != "/" && name.size() > 1 && (name.rfind(text, 0) == 0 || text.rfind(name, 0) == 0);
     const int d = prefix ? 1 : distance(text, name);
     if (d < least) least = d, best = name;
   }
@@ -40,6 +41,7 @@ void throw_unknown(const std::string& what, const std::string& text, const std::
   std::string message = "unknown " + what + " '" + text + "'";
   const std::string near = nearest(text, names);
   if (!near.empty()) message += "; did you mean '" + near + "'?";
+  if (near.empty() && names.size() > 24) message += "; see --help";
   if (!names.empty() && names.size() <= 24) {
     message += " (known:";
     for (const std::string& name : names) message += " " + name;

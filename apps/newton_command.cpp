@@ -253,8 +253,8 @@ class NewtonSolve {
                                                           window.begin + std::max<std::int64_t>(0, r.first_bad_token)) +
                                            " (method " + method + ", status non_finite); --precision f64 may help");
     if (r.status == NewtonStatus::not_converged)
-      throw Error(ExitCode::numerical, "not converged: method " + method + " after " + std::to_string(r.iterations) +
-                                           " iterations has a residual of " +
+      throw Error(ExitCode::numerical, "not converged: method " + method + " after " +
+                                           count_of(r.iterations, "iteration") + " has a residual of " +
                                            text_of(r.residual_history.empty() ? 0 : r.residual_history.back()) +
                                            " of the RMS; right up to token " + std::to_string(r.converged_prefix) +
                                            "; --method auto always solves, or raise --max-iterations");
@@ -358,15 +358,14 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   std::string found, cell_text, fingerprint;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
+    const std::string cell_file = split_cell(command.cell).first;
     if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
+    if (!cell_file.empty() && same_file(command.solve.output, cell_file))
+      throw Error(ExitCode::usage, "the output " + command.solve.output + " is the cell's file; give another name");
+    check_report_path(command.solve, cell_file);
     file.emplace(command.solve.input);
     const CellSource cell = read_cell(*file, command.cell);
-    NetworkShape network;
-    try {
-      network = network_shape(cell.weights, -1);
-    } catch (const Error& e) {
-      throw Error(e.code(), cell.where + ": " + e.what());
-    }
+    const NetworkShape network = shape_of(cell);
     const auto problems = find_newton_problems(*file, command, network);
     std::vector<const Source*> sources;
     for (const NewtonProblem& p : problems)
@@ -376,7 +375,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   });
   const std::vector<NewtonProblem> problems = newton_problems_from_text(broadcast(ranks, found, 0));
   const CellSource cell = cell_from_text(broadcast(ranks, cell_text, 0));
-  const NetworkShape network = network_shape(cell.weights, -1);
+  const NetworkShape network = shape_of(cell);
   agree(ranks, [&] {
     if (!file) file.emplace(command.solve.input);
   });
@@ -386,9 +385,8 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   const Precision arithmetic = newton_arithmetic(command, problems, cell.widest);
   Progress progress(ranks.rank() == 0 && !command.solve.quiet, "longscan newton", tokens);
   progress.say(network.type + (network.reason.empty() ? "" : " (" + network.reason + ")") + ", " + shape_text(network) +
-               ", " + std::to_string(tokens) + " tokens in " + std::to_string(sequences) +
-               (sequences == 1 ? " sequence" : " sequences") + ", " + std::string(name_of(arithmetic)) + " on " +
-               std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank (" : " ranks (") + device_name() + ")");
+               ", " + count_of(tokens, "token") + " in " + count_of(sequences, "sequence") + ", " +
+               std::string(name_of(arithmetic)) + " on " + count_of(ranks.size(), "rank") + " (" + device_name() + ")");
 
   Carrier carrier(ranks, command.solve.transport);
   if (!carrier.note().empty()) progress.say("note: " + carrier.note());
@@ -396,9 +394,9 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
     const bool mixes = network.type != "paragru" && network.type != "paralstm";
     const double n = static_cast<double>(network.state) * (mixes ? network.channels : 1);
     const double bytes = n * (n + 1) * (mixes ? 1 : network.channels) * (arithmetic == Precision::f64 ? 8 : 4);
-    progress.say("note: Jacobians take " + bytes_text(bytes) + " a token, " +
+    progress.say("note: Jacobians take " + bytes_text(bytes) + " per token, " +
                  bytes_text(bytes * static_cast<double>(tokens)) +
-                 " in all; they are made in pieces of at most 64 MiB a rank");
+                 " in all; they are made in pieces of at most 64 MiB per rank");
   }
 
   Checkpoint identity;

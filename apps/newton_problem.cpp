@@ -23,7 +23,8 @@ void fit_state(NewtonProblem& problem, const Source& source, const std::string& 
   if (plain || by_layer || by_sequence || both) return;
   problems.push_back("dataset '" + info.path + "' has shape " + shape_text(s) + "; expected " + shape_text({L, B, D}) +
                      " (layers * directions, sequences, D)" + (L == 1 ? " or " + shape_text({B, D}) : "") +
-                     (B == 1 ? " or " + shape_text({L, D}) : "") + (L == 1 && B == 1 ? " or " + shape_text({D}) : ""));
+                     (B == 1 && L > 1 ? " or " + shape_text({L, D}) : "") +
+                     (L == 1 && B == 1 ? " or " + shape_text({D}) : ""));
 }
 
 /// "weight_ih_l0 has shape [96, 16]"
@@ -80,20 +81,25 @@ std::string signature(const NewtonProblem& p) {
 
 }  // namespace
 
-CellSource read_cell(const InputFile& input, const std::string& cell) {
-  // FILE, FILE:/group, or nothing; a colon that is part of an existing file's name is not a separator
+std::pair<std::string, std::string> split_cell(const std::string& cell) {
   std::string path = cell, group = "/cell";
   const auto colon = cell.rfind(':');
   if (!cell.empty() && !std::filesystem::exists(cell) && colon != std::string::npos)
     path = cell.substr(0, colon), group = cell.substr(colon + 1);
   if (!group.empty() && group[0] != '/') group = "/" + group;
+  return {path, group};
+}
+
+CellSource read_cell(const InputFile& input, const std::string& cell) {
+  auto [path, group] = split_cell(cell);
+  const bool says_group = path != cell;
   std::optional<InputFile> other;
   if (!path.empty() && path != input.path()) other.emplace(path);
   const InputFile& file = other ? *other : input;
   const auto groups = file.groups();
   if (std::find(groups.begin(), groups.end(), group) == groups.end()) {
     // a file that holds a state_dict at its root is a cell as it stands
-    if (!path.empty() && colon == std::string::npos && !file.datasets("/").empty()) {
+    if (!path.empty() && !says_group && !file.datasets("/").empty()) {
       group = "/";
     } else {
       std::string text = file.path() + " has no group '" + group + "' with a cell (--cell FILE:/group)";
@@ -102,6 +108,7 @@ CellSource read_cell(const InputFile& input, const std::string& cell) {
         if (other != "/" && !file.datasets(other).empty()) filled.push_back(other);
       const std::string near = nearest(group, filled);
       if (!near.empty() && near != group) text += "; did you mean '" + near + "'?";
+      if (input.find("/v") && !input.find("/x")) text += "; q, k, v are input for longscan delta";
       throw Error(ExitCode::bad_input, text);
     }
   }
@@ -179,9 +186,20 @@ static void from_json(const nlohmann::json& j, NewtonProblem& p) {
   p.layers_first = j.at("layers").get<std::map<std::string, bool>>();
 }
 
-std::string to_text(const std::vector<NewtonProblem>& problems) { return nlohmann::json(problems).dump(); }
+std::string to_text(const std::vector<NewtonProblem>& problems) {
+  const auto bytes = nlohmann::json::to_cbor(problems);  // names need not be UTF-8
+  return {bytes.begin(), bytes.end()};
+}
 std::vector<NewtonProblem> newton_problems_from_text(const std::string& text) {
-  return nlohmann::json::parse(text).get<std::vector<NewtonProblem>>();
+  return nlohmann::json::from_cbor(text).get<std::vector<NewtonProblem>>();
+}
+
+NetworkShape shape_of(const CellSource& cell) {
+  try {
+    return network_shape(cell.weights, -1);
+  } catch (const Error& e) {
+    throw Error(e.code(), cell.where + ": " + e.what());
+  }
 }
 
 std::string to_text(const CellSource& cell) {

@@ -33,7 +33,13 @@ struct CellSource {
   DType widest = DType::f32;
   std::string where;  ///< "/cell of IN.h5", for messages
 };
+/// FILE[:/group] as --cell has it: the file (empty: the input) and the group. A colon that is part of an existing
+/// file's name is not a separator.
+std::pair<std::string, std::string> split_cell(const std::string& cell);
+/// The cell that --cell names. Throws bad_input with all that is wrong with its datasets.
 CellSource read_cell(const InputFile& input, const std::string& cell);
+/// What its tensors make of it. Throws bad_input, naming where the cell is.
+NetworkShape shape_of(const CellSource& cell);
 
 /// Everything that `command` asks to solve. Throws bad_input with all that is wrong.
 std::vector<NewtonProblem> find_newton_problems(const InputFile& file, const NewtonCommand& command,

@@ -8,64 +8,26 @@
 namespace longscan {
 namespace {
 
-CLI::Option* output_type(CLI::App& app, std::optional<DType>& target) {
-  return app
-      .add_option_function<std::string>(
-          "--output-dtype", [&target](const std::string& word) { target = types.parse("--output-dtype", word); },
-          "type of o (default: that of v)")
+/// What `results` (o; h and c) are in the words of help, and where their type comes from.
+void output_type(CLI::App& app, std::optional<DType>& target, const std::string& results, const std::string& source) {
+  app.add_option_function<std::string>(
+         "--output-dtype", [&target](const std::string& word) { target = types.parse("--output-dtype", word); },
+         "type of " + results + " (default: that of " + source + ")")
       ->type_name(types.text());
-}
-
-/// Every option and command that the parser knows at the place where it stopped.
-std::vector<std::string> known_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
-  return names;
-}
-
-/// Gives `app` the options of a file that the command line does not give: lines `option = value`, or those of the
-/// section [command], [generate.delta]. (CLI11 looks at the files of its outermost App only.)
-void read_config(CLI::App& app, const std::string& path) {
-  std::vector<CLI::ConfigItem> items;
-  try {
-    items = CLI::ConfigBase().from_file(path);
-  } catch (const CLI::FileError&) {
-    throw Error(ExitCode::file_io, "cannot read the options in " + path);
-  }
-  std::vector<std::string> section;  // generate, delta
-  for (const CLI::App* level = &app; level->get_parent(); level = level->get_parent())
-    section.insert(section.begin(), level->get_name());
-  for (const CLI::ConfigItem& item : items) {
-    if (item.name == "++" || item.name == "--") continue;  // a section starts or ends
-    if (!item.parents.empty() && item.parents != section) continue;
-    CLI::Option* option = app.get_option_no_throw("--" + item.name);
-    if (!option) option = app.get_option_no_throw(item.name);
-    if (!option || !option->get_configurable()) throw_unknown("option in " + path, "--" + item.name, known_names(app));
-    if (!option->empty()) continue;
-    if (option->get_expected_min() == 0)
-      option->add_result(option->get_flag_value(item.name, CLI::ConfigBase().to_flag(item)));
-    else
-      option->add_result(item.inputs);
-    option->run_callback();
-  }
 }
 
 void solve_options(CLI::App& app, SolveOptions& o) {
   app.add_option("input", o.input, "input file (HDF5)")->required()->type_name("IN.h5");
   app.add_option("-o,--output", o.output, "output file; appears only when complete")->required()->type_name("OUT.h5");
-  app.add_option("--group", o.groups, "groups to solve; shell patterns, natural order (default /)")->type_name("PATH…");
-  choice(app, "--precision", o.precision, precisions,
-         "arithmetic; auto follows the widest input: f64, f32, or bf16 products with f32 sums");
-  output_type(app, o.output_type);
-  app.add_option("--window", o.window, "tokens a rank in memory at a time (default: from free memory)")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--group", o.groups, "groups to solve; shell patterns, natural order (default /)")->type_name("PATH");
+  app.add_option("--window", o.window, "tokens per rank in memory at a time (default: chosen by free memory)")
+      ->check(whole_number(1))
       ->type_name("TOKENS");
-  choice(app, "--scan", o.scan, scans,
-         "how states pass over the ranks; auto goes by measured costs, and the report says why");
+  choice(
+      app, "--scan", o.scan, scans,
+      "algorithm of the scan that passes states over the ranks; auto goes by measured costs, and the report says why");
   one_of(app, "--transport", o.transport, {"auto", "mpi", "nccl"},
-         "what carries them; auto: NCCL between GPUs, else MPI");
+         "what carries states between ranks; auto: NCCL between GPUs, else MPI");
   app.add_flag("--reproducible", o.reproducible, "the same bits for any number of ranks and any windows");
   app.add_option(
          "--checkpoint", o.checkpoint,
@@ -75,68 +37,48 @@ void solve_options(CLI::App& app, SolveOptions& o) {
       ->group("Batch jobs");
   app.add_option("--checkpoint-every", o.checkpoint_every,
                  "seconds between checkpoints (default 600 with --checkpoint); 0: only when a signal asks")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative_number())
       ->type_name("SECONDS")
       ->group("Batch jobs");
   app.add_flag("--resume", o.resume, "continue from the checkpoint, if there is one, on any number of ranks")
       ->group("Batch jobs");
-  app.add_option("--stall-timeout", o.stall_timeout, "end the job when nothing has moved for so long; 0 is never")
-      ->check(CLI::NonNegativeNumber)
+  app.add_option("--stall-timeout", o.stall_timeout, "end the job when no rank has made progress for so long; 0: never")
+      ->check(non_negative_number())
       ->type_name("SECONDS")
       ->capture_default_str()
       ->group("Batch jobs");
-  app.add_option("--report", o.report, "write a report")->type_name("FILE.json");
+  app.add_option("--report", o.report, "write a report: times, traffic, checks, verdict")->type_name("FILE.json");
   app.add_flag("--force", o.force, "replace an existing output");
   app.add_flag("--quiet", o.quiet, "print errors only");
   config_option(app);
 }
 
-}  // namespace
-
-void config_option(CLI::App& app) {
-  app.add_option_function<std::string>(
-         "--config", [&app](const std::string& path) { read_config(app, path); },
-         "read options from a file, one `option = value` a line; the command line wins")
-      ->configurable(false)
-      ->type_name("FILE");
-}
-
-void dataset_names(CLI::App& app, std::map<std::string, std::string>& names, const std::vector<std::string>& roles) {
-  for (const std::string& role : roles) {
-    std::string option = "--" + role;
-    std::replace(option.begin(), option.end(), '_', '-');
-    if (option != "--" + role) option += ",--" + role;
-    app.add_option_function<std::string>(
-           option, [&names, role](const std::string& name) { names[role] = name; },
-           "name of the dataset that is " + role)
-        ->type_name("NAME")
-        ->group("Dataset names");
-  }
-}
-
-namespace {
-
 void newton_options(CLI::App& app, NewtonCommand& c) {
   solve_options(app, c.solve);
+  choice(app, "--precision", c.solve.precision, precisions,
+         "arithmetic; auto follows the widest of x and the weights: f64, else f32 (bf16 is f32 too)");
+  output_type(app, c.solve.output_type, "h and c", "x");
   app.add_option_function<std::string>(
          "--layout",
          [&c](const std::string& word) {
            if (word != "TD" && word != "BTD") throw_unknown("value of --layout", word, {"TD", "BTD"});
            c.layout = word;
          },
-         "order of the axes (default TD with two, BTD with three)")
+         "order of the axes of x (default TD with two, BTD with three)")
       ->type_name("TD|BTD");
   app.add_option("--cell", c.cell, "the cell: a group with a torch state_dict (default: group /cell of IN.h5)")
       ->type_name("CELL.h5[:/group]");
-  choice(app, "--method", c.method, methods, "how all tokens are solved at once; auto falls back and is never wrong");
-  app.add_option("--tolerance", c.tolerance, "relative to the RMS of h (default 1e-6 in float32, 1e-10 in float64)")
-      ->check(CLI::PositiveNumber)
+  choice(app, "--method", c.method, methods,
+         "how all tokens are solved at once; auto chooses, and falls back to the token loop");
+  app.add_option("--tolerance", c.tolerance,
+                 "largest residual, relative to the RMS of h (default 1e-6 in float32, 1e-10 in float64)")
+      ->check(positive_number())
       ->type_name("X");
-  app.add_option("--max-iterations", c.max_iterations, "most passes of a named method")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--max-iterations", c.max_iterations, "most passes of a --method other than auto")
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("--segment", c.segment, "tokens of a shooting segment (default: chosen)")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->type_name("N");
   dataset_names(app, c.names, {"x", "h0", "c0", "cu_seqlens"});
   app.footer(
@@ -146,28 +88,25 @@ void newton_options(CLI::App& app, NewtonCommand& c) {
 
 void delta_options(CLI::App& app, DeltaCommand& c) {
   solve_options(app, c.solve);
-  choice(app, "--layout", c.solve.layout, layouts, "order of the axes (default THD with three, BTHD with four)");
-  choice(app, "--variant", c.variant, variants, "delta rule, or free vectors a, b (dplr); auto: by the datasets");
+  choice(app, "--precision", c.solve.precision, precisions,
+         "arithmetic; auto follows the widest of q, k, v: f64, f32, or 16-bit products with f32 sums (bf16)");
+  output_type(app, c.solve.output_type, "o", "v");
+  choice(app, "--layout", c.solve.layout, layouts,
+         "order of the axes of q, k, v (default THD with three, BTHD with four)");
+  choice(app, "--variant", c.variant, variants,
+         "delta rule, or free vectors a, b (dplr); auto: dplr if there are a and b, but no beta");
   choice(app, "--erase", c.erase, erases,
          "what the erasing term reads: the decayed state, or the state before the decay");
   choice(app, "--inverse", c.inverse, inverses, "how a chunk's triangular system is solved");
-  app.add_option("--chunk", c.chunk, "tokens of a chunk")->check(CLI::Range(1, 256))->capture_default_str();
+  app.add_option("--chunk", c.chunk, "tokens of a chunk, 1 to 256")->check(whole_number(1, 256))->capture_default_str();
   app.add_option("--scale", c.scale, "factor of the output: a number, or rsqrt for 1/sqrt(d_key)")
-      ->check([](const std::string& word) {
-        if (word == "rsqrt") return std::string();
-        std::size_t used = 0;
-        try {
-          (void)std::stod(word, &used);
-        } catch (const std::exception&) {
-        }
-        return used == word.size() && used > 0 ? std::string() : "'" + word + "' is neither a number nor rsqrt";
-      })
+      ->check(scale_word())
       ->type_name("X|rsqrt")
       ->capture_default_str();
   app.add_flag("--normalize-keys", c.normalize_keys, "divide k by |k| (a zero key stays zero)");
   app.add_flag("--state-only", c.state_only, "write final_state alone");
   app.add_option("--state-every", c.state_every, "also write the state after every N tokens")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->type_name("N");
   dataset_names(app, c.names, {"q", "k", "v", "beta", "eta", "log_decay", "a", "b", "initial_state", "cu_seqlens"});
   app.footer(
@@ -177,10 +116,14 @@ void delta_options(CLI::App& app, DeltaCommand& c) {
 
 void generate_options(CLI::App& app, GenerateDelta& g) {
   app.add_option("-o,--output", g.output, "file to write")->required()->type_name("IN.h5");
-  app.add_option("--tokens", g.tokens, "T")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--heads", g.heads, "H")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--d-key", g.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--d-value", g.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tokens", g.tokens, "tokens, T")->check(whole_number(0))->capture_default_str();
+  app.add_option("--heads", g.heads, "heads, H")->check(whole_number(1, most_int))->capture_default_str();
+  app.add_option("--d-key", g.d_key, "key channels of a head, K")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  app.add_option("--d-value", g.d_value, "value channels of a head, V")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
   app.add_option_function<std::string>(
          "--decay",
          [&g](const std::string& word) {
@@ -188,14 +131,16 @@ void generate_options(CLI::App& app, GenerateDelta& g) {
              throw_unknown("value of --decay", word, {"none", "head", "channel"});
            g.decay = word;
          },
-         "log_decay: none, one a head, one a key channel")
+         "log_decay: none, one per head, or one per key channel")
       ->type_name("none|head|channel");
   choice(app, "--dtype", g.type, types, "type of the datasets (default f32)");
   preset_options(
       app, g.preset, g.shortest,
       "plain; gated: decays near one; bursts: quiet stretches, and bursts of strong writes with nearly equal "
       "keys; packed: sequences of heavy-tailed lengths; realistic: all of these");
-  app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")->capture_default_str();
+  app.add_option("--seed", g.seed, "the same seed gives the same file, on any number of ranks")
+      ->check(whole_number(0))
+      ->capture_default_str();
   app.add_flag("--force", g.force, "replace an existing file");
   app.add_flag("--quiet", g.quiet, "print errors only");
   config_option(app);
@@ -203,61 +148,26 @@ void generate_options(CLI::App& app, GenerateDelta& g) {
 }
 
 void bench_io_options(CLI::App& app, BenchIo& b) {
-  app.add_option("--tokens", b.tokens, "T")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--heads", b.heads, "H")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--d-key", b.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--d-value", b.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tokens", b.tokens, "tokens, T")->check(whole_number(1))->capture_default_str();
+  app.add_option("--heads", b.heads, "heads, H")->check(whole_number(1, most_int))->capture_default_str();
+  app.add_option("--d-key", b.d_key, "key channels of a head, K")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  app.add_option("--d-value", b.d_value, "value channels of a head, V")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
   choice(app, "--dtype", b.type, types, "type of the datasets (default f32)");
-  app.add_option("--window", b.window, "tokens a rank in memory at a time (default: a sixteenth)")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--window", b.window, "tokens per rank in memory at a time (default: a sixteenth)")
+      ->check(whole_number(1))
       ->type_name("TOKENS");
   app.add_option("--folder", b.folder, "where the files go; they are removed")->type_name("DIR")->capture_default_str();
-  app.add_option("--runs", b.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--runs", b.runs, "timed runs")->check(whole_number(1, most_int))->capture_default_str();
   app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
+  config_option(app);
   app.footer("Example:\n  longscan bench io --tokens 8192 --heads 1");
 }
 
-const CLI::App* innermost(const CLI::App* app) {
-  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
-  return app;
-}
-
-/// CLI11's words for a wrong command line, with the nearest name where a word is unknown.
-[[noreturn]] void throw_usage(const CLI::App& app, const CLI::ParseError& e) {
-  const CLI::App* where = innermost(&app);
-  const auto left = where->remaining();
-  std::string unknown;
-  for (const CLI::App* level = &app; unknown.empty(); level = level->get_subcommands().front()) {
-    for (const std::string& word : level->remaining())
-      if (unknown.empty()) unknown = word;
-    if (level->get_subcommands().empty()) break;
-  }
-  const bool needs_command = dynamic_cast<const CLI::RequiredError*>(&e) && !where->get_subcommands(nullptr).empty();
-  if (!unknown.empty() && (needs_command || dynamic_cast<const CLI::ExtrasError*>(&e))) {
-    if (unknown[0] == '-') throw_unknown("option", unknown.substr(0, unknown.find('=')), known_names(*where));
-    if (!where->get_subcommands(nullptr).empty()) throw_unknown("command", unknown, known_names(*where));
-    throw Error(ExitCode::usage,
-                "do not know what to do with '" + unknown + "'; see longscan " + where->get_name() + " --help");
-  }
-  throw Error(ExitCode::usage, std::string(e.what()) + "; see --help");
-}
-
 }  // namespace
-
-void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,
-            const std::string& help) {
-  std::string type;
-  for (const std::string& word : words) type += (type.empty() ? "" : "|") + word;
-  app.add_option_function<std::string>(
-         option,
-         [&target, option, words](const std::string& word) {
-           if (std::find(words.begin(), words.end(), word) == words.end())
-             throw_unknown("value of " + option, word, words);
-           target = word;
-         },
-         help)
-      ->type_name(type);
-}
 
 std::string name_of(Layout layout) {
   for (const auto& p : layouts.pairs)
@@ -268,12 +178,45 @@ std::string name_of(Layout layout) {
 /// Groups, types, windows and dataset names.
 static void add_common(const SolveOptions& solve, const std::map<std::string, std::string>& names,
                        std::map<std::string, std::string>& d) {
-  std::string groups;
-  for (const std::string& g : solve.groups) groups += (groups.empty() ? "" : " ") + g;
-  d["group"] = groups.empty() ? "/" : groups;
+  d["group"] = solve.groups.empty() ? "/" : join_words(solve.groups);
   if (solve.output_type) d["output_dtype"] = std::string(name_of(*solve.output_type));
   if (solve.window > 0) d["window"] = std::to_string(solve.window);
   for (const auto& [role, name] : names) d["name_" + role] = name;
+}
+
+std::string join_words(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) {
+    text += text.empty() ? "" : " ";
+    if (!word.empty() && word.find_first_of(" '") == std::string::npos) {
+      text += word;
+      continue;
+    }
+    text += "'";
+    for (char c : word) text += c == '\'' ? std::string("\'\\\'\'") : std::string(1, c);  // as a shell has it
+    text += "'";
+  }
+  return text;
+}
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::vector<std::string> words;
+  bool quoted = false, begun = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == ' ' && !quoted) {
+      begun = false;
+      continue;
+    }
+    if (!begun) words.emplace_back(), begun = true;
+    if (c == '\'')
+      quoted = !quoted;
+    else if (c == '\\' && !quoted && text.compare(i, 2, "\\\'") == 0)
+      words.back() += text[++i];
+    else
+      words.back() += c;
+  }
+  return words;
 }
 
 std::map<std::string, std::string> describe(const DeltaCommand& c) {
@@ -312,9 +255,10 @@ std::map<std::string, std::string> describe(const NewtonCommand& c) {
 
 void run_command_line(Transport& ranks, int argc, char** argv) {
   CLI::App app("Recurrences over sequences too long for one device, cut over MPI ranks.", "longscan");
-  app.set_version_flag("--version", std::string("longscan ") + LONGSCAN_VERSION);
+  prepare_help(app);
+  const std::string version = std::string("longscan ") + LONGSCAN_VERSION;
+  app.set_version_flag("--version", version, "print the version");
   app.require_subcommand(0, 1);
-  app.set_help_all_flag("--help-all", "help of every command");
   bool man = false;
   app.add_flag("--man-page", man, "print the manual page (man -l reads it)");
   std::string shell;
@@ -335,16 +279,17 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
 
   InspectCommand inspect;
   CLI::App* inspect_app =
-      app.add_subcommand("inspect", "what is in a file, how it would be read, what is wrong, how hard it is");
+      app.add_subcommand("inspect", "what is in a file, how it would be read, what is wrong with it, how hard it is");
   inspect_options(*inspect_app, inspect);
 
   PlanCommand plan;
   CLI::App* plan_app =
-      app.add_subcommand("plan", "memory a rank, windows, traffic, time of a solve, before anything is read");
+      app.add_subcommand("plan", "what a solve will take, before anything is read: memory, windows, traffic, time");
   plan_options(*plan_app, plan);
 
   CLI::App* generate_app = app.add_subcommand("generate", "write synthetic data of any length");
   generate_app->require_subcommand(1);
+  generate_app->footer("Each has --help of its own.");
   GenerateDelta generate;
   CLI::App* generate_delta_app = generate_app->add_subcommand("delta", "input for longscan delta");
   generate_options(*generate_delta_app, generate);
@@ -356,35 +301,50 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   VerifyCommand verify;
   CLI::App* verify_app = app.add_subcommand("verify", "recompute token by token in float64 and compare");
   verify_app->add_option("input", verify.input, "the input of the solve")->required()->type_name("IN.h5");
-  verify_app->add_option("output", verify.output, "its output")->required()->type_name("OUT.h5");
+  verify_app->add_option("output", verify.output, "the output of that solve")->required()->type_name("OUT.h5");
   verify_app
-      ->add_option(
-          "--sample", verify.sample,
-          "recompute so many places (delta: a row of a head's state over a stretch of tokens; newton: sequences, and "
-          "stretches of tokens); default: all if that is small")
-      ->check(CLI::PositiveNumber)
+      ->add_option("--sample", verify.sample,
+                   "recompute at so many places (delta: a row of a head's state over a stretch of tokens; newton: "
+                   "sequences, and "
+                   "stretches of tokens); default: everything if that is quick, else a sample")
+      ->check(whole_number(1))
       ->type_name("N");
-  verify_app->add_option("--tolerance", verify.tolerance, "largest difference, relative to the RMS (default: by type)")
-      ->check(CLI::PositiveNumber);
+  verify_app
+      ->add_option("--tolerance", verify.tolerance,
+                   "largest difference allowed, relative to the RMS (default: by type)")
+      ->check(positive_number());
+  verify_app->add_option("--cell", verify.cell, "newton: where the cell is now (default: as the solve named it)")
+      ->type_name("CELL.h5[:/group]");
   verify_app->add_flag("--quiet", verify.quiet, "print errors only");
   config_option(*verify_app);
   verify_app->footer("Example:\n  longscan verify in.h5 out.h5 --sample 8");
 
-  CLI::App* bench_app = app.add_subcommand("bench", "measure");
+  CLI::App* bench_app = app.add_subcommand("bench", "time solves, the scan, and files");
   bench_app->require_subcommand(1);
+  bench_app->footer("Each has --help of its own.");
   BenchDelta bench;
   CLI::App* bench_delta_app = bench_app->add_subcommand("delta", "the delta rule, from memory to memory");
-  bench_delta_app->add_option("--tokens", bench.tokens, "T")->check(CLI::PositiveNumber)->capture_default_str();
-  bench_delta_app->add_option("--heads", bench.heads, "H")->check(CLI::PositiveNumber)->capture_default_str();
-  bench_delta_app->add_option("--d-key", bench.d_key, "K")->check(CLI::PositiveNumber)->capture_default_str();
-  bench_delta_app->add_option("--d-value", bench.d_value, "V")->check(CLI::PositiveNumber)->capture_default_str();
-  bench_delta_app->add_option("--chunk", bench.chunk, "C")->check(CLI::Range(1, 256))->capture_default_str();
-  bench_delta_app->add_option("--runs", bench.runs, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
+  bench_delta_app->add_option("--tokens", bench.tokens, "tokens, T")->check(whole_number(1))->capture_default_str();
+  bench_delta_app->add_option("--heads", bench.heads, "heads, H")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  bench_delta_app->add_option("--d-key", bench.d_key, "key channels of a head, K")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  bench_delta_app->add_option("--d-value", bench.d_value, "value channels of a head, V")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  bench_delta_app->add_option("--chunk", bench.chunk, "tokens of a chunk, 1 to 256")
+      ->check(whole_number(1, 256))
+      ->capture_default_str();
+  bench_delta_app->add_option("--runs", bench.runs, "timed runs")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
   bench_delta_app->add_option("--decay", bench.decay, "none, head or channel")->capture_default_str();
   bench_delta_app
       ->add_option("--key-dimensions", bench.key_dimensions,
-                   "channels that keys have: fewer than K of them are never forgotten (0: all)")
-      ->check(CLI::NonNegativeNumber)
+                   "channels that keys have: with fewer than K, states are never forgotten (0: all)")
+      ->check(whole_number(0, most_int))
       ->capture_default_str();
   bench_delta_app
       ->add_option_function<std::string>(
@@ -416,16 +376,19 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   CLI::App* info_app = app.add_subcommand("info", "version, libraries, devices");
   info_app->footer("Example:\n  longscan info");
 
+  app.set_help_all_flag("--help-all", "print the help of every command");
+  answer_version(app, version);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    if (ranks.rank() == 0) std::printf("%s", innermost(&app)->help().c_str());
+    if (ranks.rank() == 0) std::printf("%s", app.help().c_str());
     return;
   } catch (const CLI::CallForAllHelp&) {
-    if (ranks.rank() == 0) std::printf("%s", app.help("", CLI::AppFormatMode::All).c_str());
+    if (ranks.rank() == 0) std::printf("%s", full_help(app).c_str());
     return;
   } catch (const CLI::CallForVersion&) {
-    if (ranks.rank() == 0) std::printf("longscan %s\n", LONGSCAN_VERSION);
+    if (ranks.rank() == 0) std::printf("%s\n", version.c_str());
     return;
   } catch (const CLI::ParseError& e) {
     throw_usage(app, e);

@@ -92,6 +92,7 @@ struct GenerateNewton {
 
 struct VerifyCommand {
   std::string input, output;
+  std::string cell;         ///< newton: where the cell is now, as --cell of the solve; empty: where it was
   std::int64_t sample = 0;  ///< places; 0: all if small
   double tolerance = 0;     ///< 0: by the type of the output
   bool quiet = false;
@@ -161,6 +162,10 @@ void run_command_line(Transport& ranks, int argc, char** argv);
 /// The options of a solve as they were meant, for reports and output attributes: name -> value.
 std::map<std::string, std::string> describe(const DeltaCommand& command);
 std::map<std::string, std::string> describe(const NewtonCommand& command);
+
+/// Words as one text and back, for output attributes; a word with spaces or quotes stands in single quotes.
+std::string join_words(const std::vector<std::string>& words);
+std::vector<std::string> split_words(const std::string& text);
 
 /// `text` as one of `names`, else an Error(usage) that names the nearest.
 [[noreturn]] void throw_unknown(const std::string& what, const std::string& text, const std::vector<std::string>& names,

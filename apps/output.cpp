@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/output.hpp"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+
+#include "io/posix_file.hpp"
 
 namespace longscan {
 namespace {
@@ -10,12 +16,13 @@ namespace {
 std::string to_text(const std::vector<OutputDataset>& datasets) {
   nlohmann::json j = nlohmann::json::array();
   for (const OutputDataset& d : datasets) j.push_back({d.path, d.shape, static_cast<int>(d.type), d.offset});
-  return j.dump();
+  const auto bytes = nlohmann::json::to_cbor(j);  // names need not be UTF-8
+  return {bytes.begin(), bytes.end()};
 }
 
 std::vector<OutputDataset> from_text(const std::string& text) {
   std::vector<OutputDataset> datasets;
-  for (const auto& j : nlohmann::json::parse(text))
+  for (const auto& j : nlohmann::json::from_cbor(text))
     datasets.push_back({j[0], j[1].get<std::vector<std::int64_t>>(), static_cast<DType>(j[2].get<int>()), j[3]});
   return datasets;
 }
@@ -25,12 +32,46 @@ std::vector<OutputDataset> from_text(const std::string& text) {
 void check_output_path(const std::string& path, const std::string& input, bool force) {
   namespace fs = std::filesystem;
   std::error_code ignored;
+  if (path.empty()) throw Error(ExitCode::usage, "the output's name is empty");
   if (!fs::exists(path, ignored)) return;
   if (!input.empty() && fs::equivalent(path, input, ignored))
     throw Error(ExitCode::usage, "the output " + path + " is the input; give another name");
   if (fs::is_directory(path, ignored))
     throw Error(ExitCode::usage, "the output " + path + " is a directory; give a file name");
+  if (!fs::is_regular_file(path, ignored))
+    throw Error(ExitCode::usage, "the output " + path + " is not a regular file; give another name");
   if (!force) throw Error(ExitCode::usage, "the output " + path + " exists; --force replaces it");
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  if (a == b || fs::equivalent(a, b, failed)) return true;
+  const fs::path whole = fs::weakly_canonical(a, failed);  // empty where that fails
+  return !whole.empty() && whole == fs::weakly_canonical(b, failed);
+}
+
+void check_folder_of(const std::string& path, const std::string& what) {
+  const std::string folder = io::folder_of(path), text = "cannot write the " + what + " " + path + ": ";
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored))
+    throw Error(ExitCode::file_io, text + "there is no directory '" + folder + "'");
+  if (access(folder.c_str(), W_OK) != 0)
+    throw Error(ExitCode::file_io, text + "directory '" + folder + "': " + std::strerror(errno));
+}
+
+void check_report_path(const SolveOptions& o, const std::string& cell_file) {
+  if (o.report.empty()) return;
+  const std::pair<std::string, std::string> others[] = {
+      {o.input, "input"}, {o.output, "output"}, {cell_file, "cell's file"}, {o.checkpoint, "checkpoint"}};
+  for (const auto& [other, name] : others)
+    if (!other.empty() && same_file(o.report, other))
+      throw Error(ExitCode::usage, "the report " + o.report + " is the " + name + "; give another name");
+  std::error_code ignored;
+  if (std::filesystem::is_directory(o.report, ignored))
+    throw Error(ExitCode::usage, "the report " + o.report + " is a directory; give a file name");
+  if (!std::filesystem::exists(o.report, ignored) || std::filesystem::is_regular_file(o.report, ignored))
+    check_folder_of(o.report, "report");
 }
 
 SharedOutput::SharedOutput(Transport& ranks, const std::string& path, const std::string& input, bool force,

@@ -35,7 +35,14 @@ class SharedOutput {
   std::int64_t bytes_ = 0;
 };
 
-/// Throws usage errors about an output that is there already or is the input; not collective.
+/// Throws usage errors about an output that is there already, is the input, or is no regular file; not collective.
 void check_output_path(const std::string& path, const std::string& input, bool force);
+/// Before anything is computed: throws if the report would replace the input, the output, the cell's file or the
+/// checkpoint (usage), or its directory cannot be written (file_io). Not collective.
+void check_report_path(const SolveOptions& options, const std::string& cell_file = "");
+/// Throws Error(file_io) unless files can be made in the directory of `path`; `what` it is to be.
+void check_folder_of(const std::string& path, const std::string& what);
+/// Whether two names are, or would be, the same file.
+bool same_file(const std::string& a, const std::string& b);
 
 }  // namespace longscan

@@ -14,6 +14,8 @@
 #include "apps/inspect.hpp"
 #include "apps/memory.hpp"
 #include "apps/plan.hpp"
+#include "apps/progress.hpp"
+#include "apps/report.hpp"
 #include "apps/setup.hpp"
 #include "core/delta_chunk.hpp"
 #include "core/device_memory.hpp"
@@ -248,16 +250,23 @@ std::vector<Outline> outlines(const PlanCommand& plan) {
   }
   const InputFile file(path);
   if (solver == "auto") {
-    const auto here = file.datasets("/");
-    const bool x = std::any_of(here.begin(), here.end(), [](const DatasetInfo& d) { return d.path == "/x"; });
-    const bool v = std::any_of(here.begin(), here.end(), [](const DatasetInfo& d) { return d.path == "/v"; });
+    std::vector<std::string> groups;
+    for (const std::string& pattern : plan.delta.solve.groups)
+      for (const std::string& group : file.match_groups(pattern)) groups.push_back(group);
+    if (plan.delta.solve.groups.empty()) groups = file.groups();
+    Problems ignored;
+    bool x = false, v = false;
+    for (const std::string& group : groups) {
+      x = x || DatasetFinder(file, plan.newton.names, group, ignored).there("x");
+      v = v || DatasetFinder(file, plan.delta.names, group, ignored).there("v");
+    }
     solver = x && !v ? "newton" : "delta";
   }
   if (solver == "delta") {
     for (const DeltaProblem& p : find_problems(file, plan.delta)) all.push_back(outline_of(p, plan));
   } else {
     const CellSource cell = read_cell(file, plan.newton.cell);
-    const NetworkShape network = network_shape(cell.weights, -1);
+    const NetworkShape network = shape_of(cell);
     const auto problems = find_newton_problems(file, plan.newton, network);
     const Precision arithmetic = newton_arithmetic(plan.newton, problems, cell.widest);
     for (const NewtonProblem& p : problems) all.push_back(outline_of(p, cell.weights, arithmetic, plan));
@@ -369,21 +378,20 @@ std::string bytes_of(const json& j) { return bytes_text(j.get<double>()); }
 
 void print(const json& j, const PlanCommand& plan) {
   const std::int64_t windows = j.at("windows"), ranks = j.at("ranks");
-  std::printf("%s: %s; %lld tokens in %lld sequence%s on %lld rank%s\n", j.at("solver").get<std::string>().c_str(),
-              j.at("what").get<std::string>().c_str(), j.at("tokens").get<long long>(),
-              j.at("sequences").get<long long>(), j.at("sequences") == 1 ? "" : "s", static_cast<long long>(ranks),
-              ranks == 1 ? "" : "s");
+  std::printf("%s: %s; %s in %s on %s\n", j.at("solver").get<std::string>().c_str(),
+              j.at("what").get<std::string>().c_str(), count_of(j.at("tokens"), "token").c_str(),
+              count_of(j.at("sequences"), "sequence").c_str(), count_of(ranks, "rank").c_str());
   const json& m = j.at("memory");
-  line("memory a rank", bytes_of(m.at("needed_bytes")) + " (" + bytes_of(m.at("in_and_out_bytes")) +
-                            " of it inputs and outputs); " + bytes_of(m.at("usable_bytes")) + " may be used (" +
-                            (plan.memory > 0 ? "--memory" : "nine tenths of what is free here") + ")" +
-                            (j.at("fits") ? "" : ": DOES NOT FIT"));
+  line("memory per rank", bytes_of(m.at("needed_bytes")) + " (" + bytes_of(m.at("in_and_out_bytes")) +
+                              " of it inputs and outputs); " + bytes_of(m.at("usable_bytes")) + " may be used (" +
+                              (plan.memory > 0 ? "--memory" : "nine tenths of what is free here") + ")" +
+                              (j.at("fits") ? "" : ": DOES NOT FIT"));
   if (m.at("device_needed_bytes") > 0)
     line("device memory",
          bytes_of(m.at("device_needed_bytes")) + "; " + bytes_of(m.at("device_usable_bytes")) + " may be used");
   line("windows",
-       std::to_string(windows) + " of " + std::to_string(j.at("window").get<std::int64_t>()) + " tokens a rank" +
-           (windows > 1 ? "; all at once would take " + bytes_of(m.at("all_at_once_bytes")) + " a rank" : ""));
+       std::to_string(windows) + " of " + std::to_string(j.at("window").get<std::int64_t>()) + " tokens per rank" +
+           (windows > 1 ? "; all at once would take " + bytes_of(m.at("all_at_once_bytes")) + " per rank" : ""));
   line("files", "read " + bytes_of(j.at("bytes").at("read")) + ", write " + bytes_of(j.at("bytes").at("written")));
   std::string text;
   for (const auto& [name, seconds] : j.at("scan").at("seconds").items())
@@ -402,9 +410,9 @@ void print(const json& j, const PlanCommand& plan) {
   line("read and write", seconds_text(s.at("read").get<double>() + s.at("write").get<double>()) + " at " +
                              bytes_text(plan.file_rate) + "/s (--file-rate)");
   char rate[96];
-  std::snprintf(rate, sizeof rate, "%.3g tokens%s a second and rank, %s",
+  std::snprintf(rate, sizeof rate, "%.3g tokens%s per second and rank, %s",
                 j.at("rate").at("tokens_per_second_and_rank").get<double>(),
-                j.at("solver") == "delta" ? " and heads" : "",
+                j.at("solver") == "delta" ? " times heads" : "",
                 plan.solve_rate > 0 ? "--solve-rate" : "measured here on synthetic tokens");
   line("rate", rate);
 }
@@ -433,12 +441,12 @@ void run_plan(Transport& ranks, const PlanCommand& asked) {
       const bool on_host = m.at("needed_bytes") > m.at("usable_bytes");
       if (!j.at("fits"))
         wrong = "will not fit: a window of " + std::to_string(j.at("window").get<std::int64_t>()) +
-                " tokens a rank needs " + bytes_of(m.at(on_host ? "needed_bytes" : "device_needed_bytes")) +
-                (on_host ? " of memory a rank, but " : " of device memory a rank, but ") +
+                " tokens per rank needs " + bytes_of(m.at(on_host ? "needed_bytes" : "device_needed_bytes")) +
+                (on_host ? " of memory per rank, but " : " of device memory per rank, but ") +
                 bytes_of(m.at(on_host ? "usable_bytes" : "device_usable_bytes")) +
                 " may be used; use more nodes, fewer ranks a node, or a smaller --window";
     }
-    if (plan.json) std::printf("%s\n", all.dump(2).c_str());
+    if (plan.json) std::printf("%s\n", printable(all).c_str());
     std::fflush(stdout);
     if (!wrong.empty()) throw Error(ExitCode::resources, wrong);
   });

@@ -36,6 +36,10 @@ std::string count_text(double n) {
 
 }  // namespace
 
+std::string count_of(std::int64_t n, const std::string& what) {
+  return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+}
+
 Progress::Progress(bool show, std::string command, std::int64_t tokens)
     : show_(show), terminal_(show && is_terminal()), command_(std::move(command)), total_(tokens) {
   start_ = printed_ = std::chrono::steady_clock::now();
@@ -87,8 +91,8 @@ void Progress::done(const std::string& where) {
   if (drawn_) std::fputs("\r\033[K", stderr);
   drawn_ = false;
   const double seconds = elapsed();
-  std::fprintf(stderr, "longscan: %stokens in %.2f s (%stokens/s)%s%s\n",
-               count_text(static_cast<double>(total_)).c_str(), seconds,
+  std::fprintf(stderr, "longscan: %stoken%s in %.2f s (%stokens/s)%s%s\n",
+               count_text(static_cast<double>(total_)).c_str(), total_ == 1 ? "" : "s", seconds,
                count_text(static_cast<double>(total_) / std::max(seconds, 1e-9)).c_str(), where.empty() ? "" : " -> ",
                where.c_str());
   std::fflush(stderr);

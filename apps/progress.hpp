@@ -6,8 +6,14 @@
 
 namespace longscan {
 
+/// "1 token", "2 tokens"
+std::string count_of(std::int64_t n, const std::string& what);
+
 /// What a person sees of a run: on rank 0, on stderr. A bar on a terminal; otherwise a line at the start, at most every
 /// ten seconds, and at the end.
+/// "1 token", "2 tokens"
+std::string count_of(std::int64_t n, const std::string& what);
+
 class Progress {
  public:
   /// `show`: this rank prints and the user did not say --quiet.

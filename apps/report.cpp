@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -64,14 +65,20 @@ nlohmann::json scan_json(const ScanChoice& choice, int ranks) {
   return j;
 }
 
+std::string printable(const nlohmann::json& j) {
+  return j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 void write_report(const std::string& path, const nlohmann::json& report) {
-  const std::string part = path + ".part";
+  std::error_code ignored;
+  const bool special = std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored);
+  const std::string part = special ? path : path + ".part";  // /dev/stdout is written to, not replaced
   std::ofstream file(part);
-  file << report.dump(2) << "\n";
+  file << printable(report) << "\n";
   file.close();
-  if (!file || std::rename(part.c_str(), path.c_str()) != 0) {
+  if (!file || (!special && std::rename(part.c_str(), path.c_str()) != 0)) {
     const std::string why = std::strerror(errno);
-    std::remove(part.c_str());
+    if (!special) std::remove(part.c_str());
     throw Error(ExitCode::file_io, "cannot write the report " + path + ": " + why);
   }
 }

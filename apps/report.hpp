@@ -22,6 +22,9 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
 /// Why states pass over the ranks as they do, and the costs that decided it.
 nlohmann::json scan_json(const ScanChoice& choice, int ranks);
 
+/// As text; what is not UTF-8 (names of files need not be) is replaced.
+std::string printable(const nlohmann::json& j);
+
 /// Write `report` to `path`, complete or not at all. On one rank.
 void write_report(const std::string& path, const nlohmann::json& report);
 

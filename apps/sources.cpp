@@ -71,7 +71,17 @@ void DatasetFinder::take(const std::string& role, bool required, Source& source)
 std::vector<std::string> select_groups(const InputFile& file, const std::vector<std::string>& patterns,
                                        const std::function<bool(const std::string&)>& solvable,
                                        const std::string& needed, Problems& problems) {
-  if (patterns.empty()) return {"/"};
+  if (patterns.empty()) {
+    if (solvable("/")) return {"/"};
+    std::vector<std::string> others = file.groups();
+    std::erase_if(others, [&](const std::string& group) { return !solvable(group); });
+    if (others.empty()) return {"/"};  // what it lacks is said of each dataset
+    problems.push_back("group '/' does not hold " + needed + ", but " +
+                       (others.size() == 1 ? "group '" + others.front() + "' does: --group '" + others.front() + "'"
+                                           : std::to_string(others.size()) + " groups do, '" + others.front() +
+                                                 "' to '" + others.back() + "': name them with --group"));
+    return {};
+  }
   std::vector<std::string> groups;
   for (const std::string& pattern : patterns) {
     const bool wild = pattern.find_first_of("*?[") != std::string::npos;

@@ -24,6 +24,8 @@ struct Difference {
   /// The worst difference, and the root mean square of all, over the root mean square of the expected values.
   double ratio() const;
   double rms_ratio() const;
+  /// "dataset '/o' at token 3, head 0 differs by 2.1e-03 of the RMS"
+  std::string complaint() const;
   /// One line of result on stdout, rank 0's business.
   void print(const char* what, double limit, bool sample) const;
 };

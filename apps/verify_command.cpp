@@ -35,8 +35,14 @@ double Difference::ratio() const {
 double Difference::rms_ratio() const { return squares > 0 ? std::sqrt(errors / squares) : 0; }
 
 void Difference::print(const char* what, double limit, bool sample) const {
-  std::printf("%s: %lld values%s, relative RMS difference %.2e, largest %.2e of the RMS (allowed %.0e), %s\n", what,
+  std::printf("%s: %lld values%s, relative RMS difference %.2e, largest %.2e of the RMS (allowed %.0e), in %s\n", what,
               static_cast<long long>(values), sample ? " (a sample)" : "", rms_ratio(), ratio(), limit, where.c_str());
+}
+
+std::string Difference::complaint() const {
+  char text[48];
+  std::snprintf(text, sizeof text, " differs by %.2e of the RMS", ratio());
+  return where + text;
 }
 
 double allowed_difference(DType stored, Precision arithmetic) {
@@ -56,6 +62,9 @@ void run_verify(Transport& ranks, const VerifyCommand& command) {
     solver = *text;
   });
   solver = broadcast(ranks, solver, 0);
+  if (solver == "delta" && !command.cell.empty())
+    throw Error(ExitCode::usage,
+                "--cell is for outputs of longscan newton; " + command.output + " is of longscan delta");
   if (solver == "delta") return verify_delta(ranks, command);
   if (solver == "newton") return verify_newton(ranks, command);
   throw Error(ExitCode::bad_input, command.output + " is an output of '" + solver + "', which verify does not know");

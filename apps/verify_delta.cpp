@@ -30,12 +30,7 @@ DeltaCommand command_of(const InputFile& output, const VerifyCommand& verify) {
   if (get("erase") == "undecayed") c.erase = Erase::undecayed;
   c.scale = get("scale"), c.normalize_keys = get("normalize_keys") == "yes", c.state_only = get("state_only") == "yes";
   c.state_every = std::atoll(get("state_every").c_str());
-  std::string group = get("group");
-  for (std::size_t at = 0; at < group.size() && group != "/";) {
-    const std::size_t end = std::min(group.find(' ', at), group.size());
-    c.solve.groups.push_back(group.substr(at, end - at));
-    at = end + 1;
-  }
+  if (get("group") != "/") c.solve.groups = split_words(get("group"));
   for (const char* role : {"q", "k", "v", "beta", "eta", "log_decay", "a", "b", "initial_state", "cu_seqlens"})
     if (const auto name = output.text_attribute("/", std::string("option_name_") + role)) c.names[role] = *name;
   return c;
@@ -267,8 +262,7 @@ void verify_delta(Transport& ranks, const VerifyCommand& verify) {
   const auto judge = [&](const Difference& d, const char* what, double limit) {
     if (d.values == 0) return;
     if (ranks.rank() == 0 && !verify.quiet) d.print(what, limit, !all);
-    if (!(d.ratio() <= limit))
-      bad += (bad.empty() ? "" : "; ") + d.where + " differs by " + std::to_string(d.ratio()) + " of the RMS";
+    if (!(d.ratio() <= limit)) bad += (bad.empty() ? "" : "; ") + d.complaint();
   };
   judge(verifier.o, "outputs", limit_o);
   judge(verifier.states, "states", limit_s);

@@ -5,6 +5,7 @@
 // comparable, which a second run with rounded states (a twin) tells.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "apps/newton_verifier.hpp"
 #include "core/random.hpp"
@@ -19,17 +20,16 @@ constexpr double transition_work = 1e10, run_work = 3e9;
 NewtonCommand command_of(const InputFile& output, const VerifyCommand& verify) {
   const auto get = [&](const std::string& name) { return output.text_attribute("/", "option_" + name).value_or(""); };
   NewtonCommand c;
-  c.solve.input = verify.input, c.cell = get("cell");
+  c.solve.input = verify.input, c.cell = verify.cell.empty() ? get("cell") : verify.cell;
+  const std::string file = split_cell(c.cell).first;
+  if (verify.cell.empty() && !file.empty() && !std::filesystem::exists(file))
+    throw Error(ExitCode::file_io, "the cell of " + verify.output + " was in '" + file +
+                                       "', which is not there; --cell names where it is now");
   if (get("layout") == "TD" || get("layout") == "BTD") c.layout = get("layout");
   for (Precision p : {Precision::f64, Precision::f32, Precision::bf16})
     if (get("precision") == name_of(p)) c.solve.precision = p;
   if (get("tolerance") != "default") c.tolerance = std::atof(get("tolerance").c_str());
-  const std::string group = get("group");
-  for (std::size_t at = 0; at < group.size() && group != "/";) {
-    const std::size_t end = std::min(group.find(' ', at), group.size());
-    c.solve.groups.push_back(group.substr(at, end - at));
-    at = end + 1;
-  }
+  if (get("group") != "/") c.solve.groups = split_words(get("group"));
   for (const char* role : {"x", "h0", "c0", "cu_seqlens"})
     if (const auto name = output.text_attribute("/", std::string("option_name_") + role)) c.names[role] = *name;
   return c;
@@ -138,9 +138,7 @@ void verify_newton(Transport& ranks, const VerifyCommand& verify) {
     if (d.values == 0) return;
     const std::string name = what + " (" + std::to_string(looked) + " of " + std::to_string(tokens) + " tokens)";
     if (talks) d.print(name.c_str(), limit, false);
-    if (!(d.ratio() <= limit))
-      bad += (bad.empty() ? "" : "; ") + d.where + " differs by " + std::to_string(d.ratio()) + " of the RMS (" + what +
-             ")";
+    if (!(d.ratio() <= limit)) bad += (bad.empty() ? "" : "; ") + d.complaint() + " (" + what + ")";
   };
   judge(v.transitions, "transitions, each from the stored state before it", counts[0]);
   judge(v.runs, "runs from the start", counts[1]);

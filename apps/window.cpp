@@ -56,9 +56,9 @@ std::int64_t choose_window(Transport& ranks, std::int64_t wanted, const WindowNe
   if (fits) return tokens;
   const bool on_host = needs.host(tokens) > room.host;
   throw Error(ExitCode::resources,
-              (wanted > 0 ? "a window of " : "even a window of ") + std::to_string(tokens) + " tokens a rank needs " +
+              (wanted > 0 ? "a window of " : "even a window of ") + std::to_string(tokens) + " tokens per rank needs " +
                   bytes_text(static_cast<double>(on_host ? needs.host(tokens) : needs.device(tokens))) +
-                  (on_host ? " of memory a rank, but " : " of device memory a rank, but ") +
+                  (on_host ? " of memory per rank, but " : " of device memory per rank, but ") +
                   bytes_text(static_cast<double>(on_host ? room.host : room.device)) +
                   " are free; use more nodes or a smaller --window");
 }

@@ -5,10 +5,11 @@
     cli_newton_test.py --longscan build/apps/longscan [--only CLASS[.TEST]…] --launch mpirun --oversubscribe -n
 """
 import json
+import os
 from unittest import mock
 
 import cli_test
-from cli_test import BAD_INPUT, NUMERICAL, USAGE, Command, contents
+from cli_test import BAD_INPUT, FILE_IO, NUMERICAL, USAGE, Command, contents
 
 import h5py
 import numpy as np
@@ -157,6 +158,18 @@ class Refuse(NewtonCommand):
         self.fail_with(BAD_INPUT, ("newton", path, "-o", self.at("out.h5"), "--cell", path + ":/cells/on"),
                        "/cells/on", "did you mean '/cells/one'")
         self.solve(path, "--cell", path + ":/cells/one")
+        moved, out = self.at("moved.h5"), self.at("out.h5")
+        with h5py.File(path) as f, h5py.File(moved, "w") as g:
+            f.copy("x", g)
+        self.succeed("newton", moved, "-o", out, "--force", "--cell", path + ":/cells/one")
+        os.rename(path, self.at("elsewhere.h5"))
+        self.fail_with(FILE_IO, ("verify", moved, out), path, "--cell", ranks=3)
+        self.succeed("verify", moved, out, "--cell", self.at("elsewhere.h5") + ":/cells/one")
+        before = contents(self.at("elsewhere.h5"))
+        for words in (("-o", self.at("elsewhere.h5")), ("-o", self.at("new.h5"), "--report", self.at("elsewhere.h5"))):
+            self.fail_with(USAGE, ("newton", moved, *words, "--force", "--cell", self.at("elsewhere.h5") + ":/cells/one"),
+                           "is the cell's file", ranks=3)
+        self.assertEqual(contents(self.at("elsewhere.h5")), before)
         self.fail_with(USAGE, ("newton", path, "-o", self.at("out2.h5"), "--method", "newtn"), "newtn", "newton")
 
     def test_overflow(self):

@@ -324,11 +324,30 @@ class Files(Command):
             os.mkdir(self.at("closed"), 0o500)
             self.fail_with(FILE_IO, ("delta", self.input, "-o", self.at("closed/out.h5")), self.at("closed"))
 
-    def test_report_cannot_be_written(self):
-        words = ("delta", self.input, "-o", self.out, "--report", self.at("none/r.json"))
-        code, _, err = self.run_longscan(*words, ranks=3)
-        self.assertEqual(code, FILE_IO, err)
-        self.assertIn(self.at("none/r.json"), err)
+    def test_special_files(self):
+        os.mkfifo(self.at("pipe"))
+        for ranks in (1, 3):
+            self.fail_with(FILE_IO, ("delta", self.at("pipe"), "-o", self.out), "not a regular file", ranks=ranks)
+            self.fail_with(USAGE, ("delta", self.input, "-o", self.at("pipe"), "--force"), "not a regular file",
+                           ranks=ranks)
+        self.fail_with(USAGE, ("generate", "delta", "-o", self.at("pipe"), "--force"), "not a regular file")
+        self.fail_with(USAGE, ("delta", self.input, "-o", self.out, "--checkpoint", self.at("pipe")), "not a regular file")
+        self.fail_with(USAGE, ("delta", self.input, "-o", ""), "empty")
+        out, _ = self.succeed("delta", self.input, "-o", self.out, "--report", "/dev/stdout")
+        self.assertEqual(json.loads(out)["tokens"], 64)
+
+    def test_report_and_checkpoint_are_looked_at_first(self):
+        """Nothing is computed for a report or checkpoint that cannot be left; neither replaces another file."""
+        before = contents(self.input)
+        solve = ("delta", self.input, "-o", self.out)
+        for option in ("--report", "--checkpoint"):
+            for ranks in (1, 3):
+                self.fail_with(FILE_IO, (*solve, option, self.at("none/file")), self.at("none/file"), ranks=ranks)
+            self.fail_with(USAGE, (*solve, option, self.folder), self.folder)
+            for other in (self.input, os.path.join(self.folder, ".", "in.h5")):
+                self.fail_with(USAGE, (*solve, option, other, "--force"), "is the input", ranks=3)
+            self.fail_with(USAGE, (*solve, option, self.out), "the output")
+        self.assertEqual(contents(self.input), before)
 
     def test_disk_full(self):
         small = self.at("small")
@@ -662,6 +681,13 @@ class Solve(Command):
                     self.close(got[group[1:] + "/o"], o)
                     self.close(got[group[1:] + "/final_state"], S)
         self.assertEqual(set(self.delta(path, "--group", "/demo_1")), {"demo_1/o", "demo_1/final_state"})
+        odd = {"/a b": numbers(tokens=9), "/it's": numbers(tokens=7), os.fsdecode(b"/\xff"): numbers(tokens=5)}
+        with h5py.File(self.at("odd.h5"), "w") as f:  # names with spaces and quotes; one that is not UTF-8
+            for group, arrays in odd.items():
+                for n, a in arrays.items():
+                    f[os.fsencode(group + "/" + n)] = a
+        for ranks in (1, 3):
+            self.assertEqual(len(self.delta(self.at("odd.h5"), "--group", *odd, ranks=ranks)), 6)
         data = numbers()
         o, S, _ = reference(**data)
         named = dict(query=data["q"], keys=data["k"], v=data["v"], strength=data["beta"])

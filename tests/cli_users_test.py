@@ -370,6 +370,58 @@ class Tools(Command):
             f.write("[plan]\nrankz = 3\n")
         self.fail_with(USAGE, ("plan", self.at("in.h5"), *c), "--rankz", "did you mean '--ranks'")
 
+    def leaves(self, *path):
+        """Every command that takes options, with its help."""
+        out, _ = self.succeed(*path, "--help")
+        found = re.search(r"^Subcommands:\n((?:  .*\n)+)", out, re.M)
+        if not found:
+            return {path: out}
+        return {p: text for name in re.findall(r"^  (\S+)", found.group(1), re.M)
+                for p, text in self.leaves(*path, name).items()}
+
+    def test_config_takes_every_option(self):
+        for path, text in self.leaves().items():
+            options = re.findall(r"^  (?:-\w, )?--([a-z0-9-]+)(?:, --\w+)?(?: (\S+))?", text, re.M)
+            lines = []
+            for name, kind in options:
+                if name in ("help", "config"):
+                    continue
+                flag = re.search(rf"--{name} {{2,}}", text) or kind == ""
+                value = "true" if flag else '"' + (kind.split("|")[0] if "|" in kind else "1") + '"'
+                lines.append(f"{name} = {'rsqrt' if kind == 'X|rsqrt' else value}\n")
+            if path == ("info",):
+                self.assertEqual(lines, [])
+                continue
+            self.assertGreater(len(lines), 2, path)
+            config = self.at("every.conf")
+            with open(config, "w") as f:
+                f.write("[" + ".".join(path) + "]\n" + "".join(lines) + "nonsense = 1\n")
+            self.fail_with(USAGE, (*path, "--config", config), f"unknown option in {config} '--nonsense'")
+
+    def test_config_of_lists_and_what_is_wrong_with_a_file(self):
+        self.write(name="in.h5", groups={g: numbers(tokens=9) for g in ("/my a", "/b", "/c")})
+        config = self.at("c.conf")
+
+        def options(text):
+            with open(config, "w") as f:
+                f.write(text)
+            return "--config", config
+        self.succeed("delta", self.at("in.h5"), "-o", self.at("o.h5"), *options('group = ["/my a", "/b"]\nstate_every = 3\n'))
+        with h5py.File(self.at("o.h5")) as f:
+            self.assertEqual((set(f), f["my a/states"].shape), ({"my a", "b"}, (3, 2, 8, 8)))
+        self.succeed("verify", self.at("in.h5"), self.at("o.h5"))
+        out, _ = self.succeed("bench", "newton", *options('tokens = 99\nhidden = 2\nruns = 1\nmethod = ["quasi", "jacobi"]\njson = true\n'))
+        self.assertEqual([row["name"] for row in json.loads(out)][-2:], ["quasi", "jacobi"])
+        solve = ("delta", self.at("in.h5"), "-o", self.at("o2.h5"))
+        for text, said in (("[dleta]\nchunk = 3\n", "unknown section in c.conf 'dleta'; did you mean 'delta'?"),
+                           ("[generate]\ntokens = 3\n", "did you mean 'generate.delta'?"),
+                           ("chunk = 999\n", "c.conf: --chunk: '999' is not a whole number from 1 to 256"),
+                           ("scan = cain\n", "c.conf: unknown value of --scan 'cain'; did you mean 'chain'?"),
+                           ("chunk = [3, 4]\n", "c.conf: --chunk: At Most 1 required but received 2")):
+            options(text)
+            self.fail_with(USAGE, (*solve, "--config", "c.conf"), said)
+        self.fail_with(FILE_IO, (*solve, "--config", self.folder), self.folder)
+
     def test_man_page_and_completion(self):
         with open(os.path.join(ROOT, "CMakeLists.txt")) as f:
             version = re.search(r"project\(longscan VERSION ([0-9.]+)", f.read()).group(1)
@@ -485,6 +537,61 @@ class Messages(Command):
         self.say(BAD_INPUT, "IN: dataset '/q' holds unmarked uint16; if these are bfloat16 bit patterns, say so with an "
                             "attribute dtype = 'bfloat16'", q=np.zeros(d["q"].shape, np.uint16))
         self.say(BAD_INPUT, "IN: dataset '/beta' holds text; floating-point numbers are needed", beta=np.array([b"x"] * 64))
+
+    def test_links(self):
+        def link(path, target):
+            self.write(**numbers())
+            with h5py.File(self.at("in.h5"), "r+") as f:
+                del f["k"]
+                f["k"] = target
+            code, _, err = self.run_longscan("delta", "in.h5", "-o", "out.h5")
+            self.assertEqual((code, err), (BAD_INPUT, f"longscan: in.h5: dataset '/k' is a link to {path}\n"))
+        link("'/gone', which cannot be opened (component not found)", h5py.SoftLink("/gone"))
+        link("'/k' of the file 'gone.h5', which cannot be opened (unable to open file, file name = 'gone.h5', "
+             "temp_file_name = 'gone.h5')", h5py.ExternalLink("gone.h5", "/k"))
+
+    def test_where_things_are(self):
+        for groups, text in (({"/a b": numbers()}, "group '/a b' does: --group '/a b'"),
+                             ({f"/demo_{i}": numbers() for i in (1, 2, 10)},
+                              "3 groups do, '/demo_1' to '/demo_10': name them with --group")):
+            self.write(groups=groups)
+            code, _, err = self.run_longscan("delta", "in.h5", "-o", "out.h5")
+            self.assertEqual((code, err), (BAD_INPUT, "longscan: in.h5: group '/' does not hold the datasets q, k, v, "
+                                                      f"but {text}\n"))
+        self.write(x=np.zeros((9, 3)))
+        self.fail_with(BAD_INPUT, ("delta", self.at("in.h5"), "-o", self.at("out.h5")), "input for longscan newton")
+        self.write(**numbers())
+        self.fail_with(BAD_INPUT, ("newton", self.at("in.h5"), "-o", self.at("out.h5")), "input for longscan delta")
+
+    def test_command_lines(self):
+        path = self.write(**numbers())
+        solve = ("delta", path, "-o", self.at("out.h5"))
+        for words, text in (((), "a command is missing: delta, newton, inspect, plan, generate, verify, bench, info; "
+                                 "see longscan --help"),
+                            (("generate",), "a command is missing: delta, newton; see longscan generate --help"),
+                            (("delta",), "IN.h5 and --output OUT.h5 are missing; see longscan delta --help"),
+                            (("verify", path), "OUT.h5 is missing; see longscan verify --help"),
+                            ((*solve, "--group"), "--group needs a value; see longscan delta --help"),
+                            ((*solve, "--window", "1e3"),
+                             "--window: '1e3' is not a whole number of 1 or more; see longscan delta --help"),
+                            ((*solve, "--window", "9" * 20), f"--window: '{'9' * 20}' is not a whole number of 1 or more "
+                                                             "that fits 64 bits; see longscan delta --help"),
+                            ((*solve, "--chunk", "257"),
+                             "--chunk: '257' is not a whole number from 1 to 256; see longscan delta --help"),
+                            ((*solve, "--scale", "nan"),
+                             "--scale: 'nan' is neither a finite number nor rsqrt; see longscan delta --help"),
+                            ((*solve, "--stall-timeout", "-1"),
+                             "--stall-timeout: '-1' is not a number of zero or more; see longscan delta --help"),
+                            (("newton", path, "-o", "o", "--tolerance", "0"),
+                             "--tolerance: '0' is not a number above zero; see longscan newton --help"),
+                            (("plan", "--memory", "lots"),
+                             "--memory: 'lots' is not a size such as 512MB or 64GB; see longscan plan --help"),
+                            ((*solve, "-x"), "unknown option '-x'; see --help"),
+                            (("dleta",), "unknown command 'dleta'; did you mean 'delta'? (known: delta newton inspect "
+                                         "plan generate verify bench info)")):
+            with self.subTest(words=words):
+                code, out, err = self.run_longscan(*words)
+                self.assertEqual((code, out, err), (USAGE, "", f"longscan: {text}\n"))
 
     def test_files(self):
         self.say(BAD_INPUT, "'IN' is not an HDF5 file", raw=b"not an HDF5 file at all\n" * 50)

@@ -75,6 +75,22 @@ ObjectIdentity identify(hid_t file, const std::string& path) {
   return result;
 }
 
+/// What a link leads to that cannot be opened, for `reason`.
+std::string describe_link(hid_t file, const std::string& path, const std::string& reason) {
+  H5L_info_t link{};
+  if (H5Lget_info(file, path.c_str(), &link, H5P_DEFAULT) < 0 || link.type == H5L_TYPE_HARD)
+    return "dataset '" + path + "' cannot be opened: " + reason;
+  std::string target(link.u.val_size, '\0');
+  if (H5Lget_val(file, path.c_str(), target.data(), target.size(), H5P_DEFAULT) < 0)
+    return "dataset '" + path + "' is a link that cannot be read: " + reason;
+  const char *other = nullptr, *object = target.c_str();
+  if (link.type == H5L_TYPE_EXTERNAL && H5Lunpack_elink_val(target.data(), target.size(), nullptr, &other, &object) < 0)
+    return "dataset '" + path + "' is a link that cannot be read: " + reason;
+  return "dataset '" + path + "' is a link to '" + object + "'" +
+         (other != nullptr ? std::string(" of the file '") + other + "'" : "") + ", which cannot be opened (" + reason +
+         ")";
+}
+
 /// Throws unless the file is there, readable, and starts like an HDF5 file.
 io::FileDescriptor open_signed(const std::string& path) {
   struct stat status {};
@@ -285,7 +301,7 @@ std::optional<DatasetInfo> InputFile::find(const std::string& path) const {
   if (H5Lexists(impl_->file, name.c_str(), H5P_DEFAULT) <= 0) return std::nullopt;
   DatasetInfo info;
   info.path = name;
-  info.problem = "'" + name + "' cannot be opened: " + reason;
+  info.problem = describe_link(impl_->file, name, reason);
   return info;
 }
 

@@ -179,6 +179,8 @@ OutputFile OutputFile::create(const std::string& path, std::vector<OutputDataset
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored))
     throw Error(ExitCode::file_io, "cannot create '" + path + "': it is a directory");
+  if (std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored))
+    throw Error(ExitCode::file_io, "cannot replace '" + path + "': it is not a regular file");
 
   auto impl = std::make_unique<Impl>();
   impl->path = path;
