@@ -41,7 +41,8 @@ void describe_options(std::ostream& out, const CLI::App& app) {
     if (positional)
       out << "\\fI" << roff(type) << "\\fR\n";
     else
-      out << "\\fB" << roff(names(*o)) << "\\fR" << (type.empty() ? "" : " \\fI" + roff(type) + "\\fR") << "\n";
+      out << "\\fB" << roff(names(*o)) << "\\fR" << (type.empty() ? "" : " \\fI" + roff(type) + "\\fR")
+          << (o->get_expected_max() == CLI::detail::expected_max_vector_size ? " …" : "") << "\n";
     out << roff(o->get_description());
     if (!o->get_default_str().empty()) out << " (default " << roff(o->get_default_str()) << ")";
     if (o->get_required()) out << " (required)";
@@ -148,11 +149,9 @@ std::string bash_completion(const CLI::App& app) {
          "    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
          "  elif [[ -n $commands ]]; then\n"
          "    COMPREPLY=($(compgen -W \"$commands\" -- \"$current\"))\n"
-         "  else\n"
-         "    COMPREPLY=($(compgen -f -- \"$current\"))\n"
          "  fi\n"
          "}\n"
-         "complete -o filenames -F _longscan longscan\n";
+         "complete -o default -F _longscan longscan\n";  // where nothing is said: file names, by the shell itself
   return out.str();
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: scripts/check_gpus.sh [RANKS]        (default 2: one rank a GPU)
+# Usage: scripts/check_gpus.sh [RANKS]        (default 2: one rank per GPU)
 # On a node with so many GPUs and a build for them: that one GPU, and several through NCCL and through MPI, give the same
 # bits with --reproducible and the same answer without; how much faster they are; and what the scan costs.
 # LONGSCAN names the program, TOKENS the length of what is timed. Ends with a line for each check and 1 if one failed.

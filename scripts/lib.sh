@@ -83,6 +83,9 @@ drop_stale_build() {
   fi
 }
 
+# The cores this process may use. nproc alone would say OMP_NUM_THREADS where that is set.
+cores() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
+
 # configure_and_build CMAKE-OPTION…: options of earlier builds stay in force.
 configure_and_build() {
   local launcher='' options=()
@@ -93,7 +96,7 @@ configure_and_build() {
   # CMake would keep the Kokkos it found before.
   if [[ -n ${Kokkos_ROOT:-} || " $*" == *" -DKokkos_ROOT"* ]]; then options+=(-UKokkos_DIR); fi
   cmake -S "$root" -B "$build" -G Ninja "${options[@]}" "$@"
-  cmake --build "$build" -j "$(env -u OMP_NUM_THREADS nproc)"  # nproc would heed it
+  cmake --build "$build" -j "$(cores)"
 }
 
 # Lets mpirun start as root, more ranks than cores, and inside a container. Open MPI reads these; others ignore them.

@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 what=${*:-accuracy speed newton scan io}
 
-echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores; $(date +%F)"
+echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(env -u OMP_NUM_THREADS nproc) cores; $(date +%F)"
 "$longscan" info
 
 if [[ $what == *accuracy* ]]; then

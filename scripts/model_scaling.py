@@ -201,7 +201,7 @@ def main():
         with open(o.costs) as f:
             costs = costs_of(json.load(f)[0])
     print("alpha {alpha:.3g} s, beta {beta:.3g} s a byte, apply {apply:.3g} s, compose {compose:.3g} s, launch {launch:.3g} s".format(**costs),
-          f"\nsolve {o.solve_ns:.4g} ns a token and head, maps {o.map_factor:g} of that, files {o.io_gbs:g} GB/s a rank, {o.io_most_gbs:g} in all\n")
+          f"\nsolve {o.solve_ns:.4g} ns per token and head, maps {o.map_factor:g} of that, files {o.io_gbs:g} GB/s per rank, {o.io_most_gbs:g} in all\n")
     all_rows = []
     for tokens in o.tokens:
         problem = Problem(o, tokens)

@@ -16,7 +16,7 @@ out=$root/quickstart
 longscan=$build/apps/longscan
 mpirun=(mpirun)
 if ((EUID == 0)); then mpirun+=(--allow-run-as-root); fi
-if (($(nproc) < 2)); then mpirun+=(--oversubscribe); fi
+if (($(cores) < 2)); then mpirun+=(--oversubscribe); fi
 steps=5
 step=0
 mkdir -p "$out"
