@@ -288,10 +288,10 @@ void print_groups(const json& problem) {
 
 void print_looked_at(const json& d) {
   const std::int64_t read = d.at("tokens_read"), all = d.at("tokens");
-  std::printf("  how hard (%s):\n", read >= all ? ("all " + std::to_string(all) + " tokens").c_str()
-                                                : (std::to_string(read) + " of " + std::to_string(all) +
-                                                   " tokens, spread evenly; --all looks at every one")
-                                                      .c_str());
+  std::printf("  difficulty (%s):\n", read >= all ? ("all " + std::to_string(all) + " tokens").c_str()
+                                                  : (std::to_string(read) + " of " + std::to_string(all) +
+                                                     " tokens, spread evenly; --all looks at every one")
+                                                        .c_str());
 }
 
 void print_delta(const json& d) {
@@ -321,8 +321,8 @@ void print_delta(const json& d) {
   }
   line("isolated tokens",
        share_text(d.at("isolated_tokens"), d.at("token_heads")) + " erase nothing (beta |k|^2 < 0.001)");
-  line("|A| a chunk", "median " + number(d.at("norm_A").at("median")) + ", max " + number(d.at("norm_A").at("max")) +
-                          " (bound, chunks of " + number(d.at("chunk")) + ")");
+  line("|A| per chunk", "median " + number(d.at("norm_A").at("median")) + ", max " + number(d.at("norm_A").at("max")) +
+                            " (bound, chunks of " + number(d.at("chunk")) + ")");
   const json& terms = d.at("neumann_terms");
   line("Neumann terms", "median " + number(terms.at("median")) + ", max " + number(terms.at("max")) + " for " +
                             d.at("arithmetic").get<std::string>() + "; " +
@@ -354,13 +354,13 @@ void print_newton(const json& d) {
   line("auto", a.at("status").get<std::string>() + " by " + a.at("method_used").get<std::string>() + " in " +
                    number(a.at("passes")) + (a.at("passes") == 1 ? " pass" : " passes") +
                    (a.at("reason") == "" ? "" : " (" + a.at("reason").get<std::string>() + ")"));
-  std::string text = "by the log-amplification: " + d.at("newton_iterations_predicted").get<std::string>();
+  std::string text = "predicted by the log-amplification: " + d.at("newton_iterations_predicted").get<std::string>();
   if (text.back() >= '0' && text.back() <= '9') text += " iterations";
   if (d.contains("newton"))
-    text +=
-        d.at("newton").at("iterations").is_null()
-            ? "; not within 30 on " + number(d.at("newton").at("tokens")) + " tokens"
-            : "; " + number(d.at("newton").at("iterations")) + " on " + number(d.at("newton").at("tokens")) + " tokens";
+    text += d.at("newton").at("iterations").is_null()
+                ? "; tried on " + number(d.at("newton").at("tokens")) + " tokens: not within 30"
+                : "; tried on " + number(d.at("newton").at("tokens")) +
+                      " tokens: " + number(d.at("newton").at("iterations"));
   line("--method newton", text);
 }
 

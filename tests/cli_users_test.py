@@ -422,13 +422,29 @@ class Tools(Command):
             self.fail_with(USAGE, (*solve, "--config", "c.conf"), said)
         self.fail_with(FILE_IO, (*solve, "--config", self.folder), self.folder)
 
+    def test_spack_environment(self):
+        try:
+            import yaml
+        except ImportError:
+            self.skipTest("no yaml; on Debian: apt-get install python3-yaml")
+        with open(os.path.join(ROOT, "scripts", "spack.yaml")) as f:
+            environment = yaml.safe_load(f)
+        self.assertEqual(set(environment), {"spack"})
+        self.assertEqual(set(environment["spack"]), {"specs", "concretizer", "view"})
+        self.assertEqual({type(spec) for spec in environment["spack"]["specs"]}, {str})  # "cmake@3.25:" wants quotes
+
     def test_man_page_and_completion(self):
         with open(os.path.join(ROOT, "CMakeLists.txt")) as f:
             version = re.search(r"project\(longscan VERSION ([0-9.]+)", f.read()).group(1)
         with open(os.path.join(ROOT, "CHANGELOG.md")) as f:
             self.assertEqual(re.search(r"^## ([0-9.]+)", f.read(), re.M).group(1), version)
-        out, _ = self.succeed("--version")
-        self.assertEqual(out.split()[-1], version)
+        for words in ((), ("delta",), ("generate", "newton"), ("info",)):
+            out, _ = self.succeed(*words, "--version")
+            self.assertEqual(out, f"longscan {version}\n")
+        everything, _ = self.succeed("--help-all")
+        for path in self.leaves():
+            self.assertIn(f"Usage: longscan {' '.join(path)} ", everything)
+        self.assertLessEqual(max(len(line) for line in everything.splitlines()), 120)
         # MPI is not needed for these: neither by builds nor by shells
         page, _ = self.succeed("--man-page")
         self.assertIn(f'"longscan {version}"', page)
@@ -449,6 +465,8 @@ class Tools(Command):
             return p.stdout.split()
         self.assertEqual(complete("longscan", "gen"), ["generate"])
         self.assertEqual(complete("longscan", "generate", ""), ["delta", "newton"])
+        self.assertEqual(complete("longscan", "delta", "in"), [])  # file names are the shell's own business
+        self.assertIn("complete -o default -F", script)
         self.assertEqual(complete("longscan", "delta", "--inverse", "n"), ["neumann"])
         self.assertEqual(complete("longscan", "generate", "delta", "--pre"), ["--preset"])
 

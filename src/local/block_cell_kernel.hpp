@@ -164,7 +164,7 @@ struct CellLane {
   KOKKOS_INLINE_FUNCTION void run(const CellTrajectory<T>& path, std::int64_t t, std::int64_t end, Sums& sums) {
     const T* x = path.x + t * path.x_stride + d;
     T* out = path.h + t * path.h_stride + d;
-    T a[ahead][g], b[ahead][g];
+    T a[ahead][g] = {}, b[ahead][g] = {};
     const auto load = [&](T(&to)[ahead][g]) {
       LONGSCAN_UNROLL
       for (int i = 0; i < ahead; ++i) {
