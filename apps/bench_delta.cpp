@@ -9,6 +9,7 @@
 #include "apps/bench.hpp"
 #include "apps/carrier.hpp"
 #include "apps/generate_delta.hpp"
+#include "apps/memory.hpp"
 #include "apps/options.hpp"
 #include "apps/report.hpp"
 #include "core/delta_chunk.hpp"
@@ -178,14 +179,18 @@ void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
                                                             : DType::f32;
   const bool on_host = is_host_space<Space>;
   const bool blas_too = on_host && std::max({bench.d_key, bench.d_value, bench.chunk}) <= 256;
-  DeltaRule rule(ranks, shape, options, Sequences{{0, bench.tokens}});
-  const TokenRange window{0, bench.tokens}, part = rule.part(window);
   const double per_token = static_cast<double>(bench.heads) * static_cast<double>(size_of(type)) *
                            (2.0 * bench.d_key + 2.0 * bench.d_value + 1 +
                             (bench.decay == "none"   ? 0
                              : bench.decay == "head" ? 1
                                                      : bench.d_key));
   const double bytes = static_cast<double>(bench.tokens) * per_token;
+  agree(ranks, [&] {
+    require_memory(bytes / ranks.size() + state_bytes(bench.heads, bench.d_key, bench.d_value),
+                   "inputs, outputs and states of these sizes");
+  });
+  DeltaRule rule(ranks, shape, options, Sequences{{0, bench.tokens}});
+  const TokenRange window{0, bench.tokens}, part = rule.part(window);
 
   // inputs in turn, so that no run finds its own in the caches
   constexpr double caches = 256e6;

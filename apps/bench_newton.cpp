@@ -10,6 +10,7 @@
 
 #include "apps/bench.hpp"
 #include "apps/generate_newton.hpp"
+#include "apps/memory.hpp"
 #include "apps/options.hpp"
 #include "apps/report.hpp"
 #include "longscan/partition.hpp"
@@ -192,6 +193,13 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
 }  // namespace
 
 void run_bench_newton(Transport& ranks, const BenchNewton& bench) {
+  // weights, and for each token at least x or its projection, a state, and one to compare with
+  const double D = bench.hidden, bytes = bench.precision == Precision::f64 ? 8 : 4;
+  const bool mixes = bench.cell != "paragru" && bench.cell != "paralstm";
+  agree(ranks, [&] {
+    require_memory(bytes * (4 * D * (features + (mixes ? D : 1)) + 3 * D * static_cast<double>(bench.tokens)),
+                   "weights and states of these sizes");
+  });
   if (bench.projected)
     run_bench_recurrence(ranks, bench);
   else if (bench.precision == Precision::f64)

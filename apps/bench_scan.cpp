@@ -6,6 +6,7 @@
 #include "apps/bench.hpp"
 #include "apps/carrier.hpp"
 #include "apps/command_line.hpp"
+#include "apps/memory.hpp"
 #include "apps/report.hpp"
 #include "core/delta_chunk.hpp"
 #include "core/random.hpp"
@@ -170,6 +171,13 @@ void bench_scan_options(CLI::App& app, BenchScan& b) {
 }
 
 void run_bench_scan(Transport& ranks, const BenchScan& bench) {
+  const bool delta = bench.maps == "delta";
+  const double D = bench.hidden, width = bench.maps == "dense" ? D : 2;
+  agree(ranks, [&] {
+    require_memory(static_cast<double>(bench.segments) *
+                       (delta ? state_bytes(bench.heads, bench.d_key, bench.d_value) / 2 : 4 * D * (width + 2)),
+                   "maps of these sizes");
+  });
   Carrier carrier(ranks, bench.transport);
   if (ranks.rank() == 0 && !carrier.note().empty())
     std::fprintf(stderr, "longscan: note: %s\n", carrier.note().c_str());

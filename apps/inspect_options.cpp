@@ -131,7 +131,10 @@ void plan_options(CLI::App& app, PlanCommand& c) {
   choice(app, "--method", c.newton.method, methods, "newton: plan for --method");
   app.add_flag("--json", c.json, "print one JSON array on stdout");
   const std::string sizes = "Sizes, without a file";
-  app.add_option("--tokens", c.sizes.tokens, "tokens, T")->check(whole_number(0))->capture_default_str()->group(sizes);
+  app.add_option("--tokens", c.sizes.tokens, "tokens, T")
+      ->check(whole_number(0, 1000000000000000))
+      ->capture_default_str()
+      ->group(sizes);
   app.add_option("--sequences", c.sequences, "packed sequences of equal lengths")
       ->check(whole_number(1))
       ->capture_default_str()

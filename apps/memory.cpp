@@ -9,6 +9,8 @@
 #include <limits>
 #include <sstream>
 
+#include "longscan/error.hpp"
+
 namespace longscan {
 namespace {
 
@@ -61,6 +63,17 @@ std::int64_t available_memory() {
 }
 
 std::int64_t peak_memory() { return std::max<std::int64_t>(0, kilobytes("/proc/self/status", "VmHWM")); }
+
+void require_memory(double bytes, const std::string& what) {
+  const auto free = static_cast<double>(available_memory());
+  if (bytes > free)
+    throw Error(ExitCode::resources,
+                what + " would take " + bytes_text(bytes) + ", but " + bytes_text(free) + " are free");
+}
+
+double state_bytes(int heads, int d_key, int d_value) {
+  return 8.0 * heads * d_key * (static_cast<double>(d_key) + 2.0 * d_value);
+}
 
 std::string bytes_text(double bytes) {
   char text[32];

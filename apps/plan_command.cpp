@@ -29,6 +29,8 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
+constexpr double largest_state = 1ll << 40;  ///< bytes; beyond, no rank holds it and its size may not fit 64 bits
+
 /// One problem, reduced to what a plan needs.
 struct Outline {
   std::string what, solver;
@@ -120,6 +122,9 @@ Outline outline_of(const DeltaProblem& p, const PlanCommand& plan) {
   const DType out_type = delta_output_type(p, c);
   const Precision arithmetic = arithmetic_of(c.solve.precision, p.widest());
   const DeltaOptions options = options_of(c, p);
+  if (const double bytes = state_bytes(p.shape.heads, p.shape.d_key, p.shape.d_value); bytes > largest_state)
+    throw Error(ExitCode::resources, "states and maps of these heads, d_key and d_value take " + bytes_text(bytes) +
+                                         ": more than a rank can hold");
   Outline o;
   o.solver = "delta", o.tokens = p.tokens(), o.sequences = p.sequences().count();
   o.what = std::string(name_of(p.variant)) + ", " + shape_text(p, arithmetic);
@@ -244,6 +249,10 @@ std::vector<Outline> outlines(const PlanCommand& plan) {
     const GenerateNewton& g = plan.cell;
     const SyntheticCell cell{g.cell, g.hidden, g.inputs, g.layers, g.bidirectional, g.recurrent_scale};
     check(cell);
+    const double D = g.hidden, bytes = 32 * D * (D + g.inputs) * g.layers;  // four gates in double precision
+    if (bytes > largest_state)
+      throw Error(ExitCode::resources,
+                  "weights of these sizes take " + bytes_text(bytes) + ": more than a rank can hold");
     const NewtonProblem p = synthetic_newton(plan);
     return {outline_of(p, synthetic_weights(cell, 1, plan.sizes.type),
                        newton_arithmetic(plan.newton, {p}, plan.sizes.type), plan)};

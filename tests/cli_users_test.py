@@ -215,6 +215,19 @@ class Plan(Command):
         self.assertIn("DOES NOT FIT", out)
         self.assertIn("will not fit", err)
 
+    def test_sizes_that_nothing_holds(self):
+        most = str(2**31 - 1)
+        for words, text in ((("plan", "--heads", most, "--d-key", most), "more than a rank can hold"),
+                            (("plan", "--solver", "newton", "--hidden", most), "more than a rank can hold"),
+                            (("bench", "delta", "--tokens", str(2**63 - 1)), "are free"),
+                            (("bench", "newton", "--hidden", most), "are free"),
+                            (("bench", "newton", "--tokens", str(10**13)), "are free"),
+                            (("bench", "scan", "--segments", str(10**13)), "are free")):
+            for ranks in (1, 2):
+                with self.subTest(words=words, ranks=ranks):
+                    self.fail_with(RESOURCES, words, "TiB", text, ranks=ranks)
+        self.fail_with(FILE_IO, ("generate", "delta", "-o", self.at("x.h5"), "--tokens", str(2**63 - 1)), "64 bits")
+
     def test_scan_model(self):
         def scans(ranks, heads, width, *words):
             p = self.plan("--tokens", "1000000", "--heads", str(heads), "--d-key", str(width), "--d-value", str(width),

@@ -31,7 +31,8 @@ constexpr hsize_t kAlignment = 4096;            // at a page
 void check_shapes(const std::string& path, const std::vector<OutputDataset>& datasets) {
   for (const OutputDataset& d : datasets)
     if (io::count_elements(d.shape, static_cast<std::int64_t>(size_of(d.type))) < 0)
-      throw Error(ExitCode::internal, "impossible shape of the dataset '" + d.path + "' of '" + path + "'");
+      throw Error(ExitCode::file_io,
+                  "the dataset '" + d.path + "' of '" + path + "' would have more bytes than 64 bits can count");
 }
 
 /// The bytes from the start of the file to the end of the last dataset.
