@@ -168,8 +168,6 @@ void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
   DeltaOptions options;
   options.chunk = bench.chunk, options.reproducible = bench.reproducible, options.scan = bench.scan;
   options.precision = bench.precision == Precision::automatic ? Precision::f32 : bench.precision;
-  if (bench.decay != "none" && bench.decay != "head" && bench.decay != "channel")
-    throw_unknown("value of --decay", bench.decay, {"none", "head", "channel"});
   if (bench.key_dimensions > bench.d_key)
     throw Error(ExitCode::usage, "--key-dimensions is " + std::to_string(bench.key_dimensions) +
                                      "; keys have --d-key " + std::to_string(bench.d_key));

@@ -340,7 +340,8 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   bench_delta_app->add_option("--runs", bench.runs, "timed runs")
       ->check(whole_number(1, most_int))
       ->capture_default_str();
-  bench_delta_app->add_option("--decay", bench.decay, "none, head or channel")->capture_default_str();
+  one_of(*bench_delta_app, "--decay", bench.decay, {"none", "head", "channel"},
+         "log_decay: none, one per head, or one per key channel (default none)");
   bench_delta_app
       ->add_option("--key-dimensions", bench.key_dimensions,
                    "channels that keys have: with fewer than K, states are never forgotten (0: all)")
@@ -353,8 +354,9 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
       ->type_name(types.text());
   bench_delta_app->add_flag("--check", bench.check, "compare all outputs of the first head with float64 arithmetic");
   choice(*bench_delta_app, "--precision", bench.precision, precisions, "arithmetic (default f32)");
-  choice(*bench_delta_app, "--scan", bench.scan, scans, "how states pass over the ranks");
-  one_of(*bench_delta_app, "--transport", bench.transport, {"auto", "mpi", "nccl"}, "what carries them");
+  choice(*bench_delta_app, "--scan", bench.scan, scans, "algorithm of the scan that passes states over the ranks");
+  one_of(*bench_delta_app, "--transport", bench.transport, {"auto", "mpi", "nccl"},
+         "what carries states between ranks");
   bench_delta_app->add_flag("--reproducible", bench.reproducible, "time --reproducible");
   bench_delta_app->add_flag("--json", bench.json, "print one JSON array of rows on stdout");
   config_option(*bench_delta_app);
