@@ -62,16 +62,17 @@ run "Building (minutes the first time, seconds later)" "$root/scripts/build.sh"
 rm -f "$out/in.h5" "$out/out.h5" "$out/report.json"
 run "Generating 65,536 tokens, 4 heads of 64 x 64" \
   "$longscan" generate delta -o "$out/in.h5" --tokens 65536 --heads 4 --d-key 64 --d-value 64 --dtype f32 --seed 1
-run "Solving on 2 ranks" "${mpirun[@]}" -n 2 "$longscan" delta "$out/in.h5" -o "$out/out.h5" --report "$out/report.json"
+run "Solving on 2 ranks" "${mpirun[@]}" -n 2 "$longscan" delta "$out/in.h5" -o "$out/out.h5" --report "$out/report.json" \
+  --force
 run "Verifying, token by token in float64" "$longscan" verify "$out/in.h5" "$out/out.h5"
 
 echo
 sed 's/^/  /' "$out/step4.log" "$out/step5.log"
 cat << END
 
-What solved it:
-  ${mpirun[*]} -n 2 build/apps/longscan delta quickstart/in.h5 -o quickstart/out.h5 --report quickstart/report.json
-In $out:
+What solved it, in $root:
+  ${mpirun[*]} -n 2 build/apps/longscan delta quickstart/in.h5 -o quickstart/out.h5 --report quickstart/report.json --force
+In quickstart/:
   in.h5        the input: q, k, v, beta
   out.h5       the result: o, final_state (h5py reads it)
   report.json  times, ranks, traffic
