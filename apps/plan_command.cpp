@@ -20,8 +20,8 @@
 #include "core/delta_chunk.hpp"
 #include "core/device_memory.hpp"
 #include "core/dtype.hpp"
-#include "dist/delta_part.hpp"
 #include "dist/exclusive_scan.hpp"
+#include "dist/segment_plan.hpp"
 
 namespace longscan {
 namespace {

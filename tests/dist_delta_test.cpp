@@ -421,6 +421,7 @@ TEST_F(DistDelta, SegmentsWithStatesTooLargeToBeForgottenAreDoneAgain) {
     const Solution got = test::solve(*ranks_, c), expected = test::solve(*alone_, one);
     const auto tail = [&](const std::vector<double>& o) { return std::vector<double>(o.end() - 8 * 12, o.end()); };
     EXPECT_LE(test::difference(tail(got.o), tail(expected.o)).rms, 1e4 * test::tolerance_of(type).rms);
+    EXPECT_EQ(got.report.boundaries, 2 * (size() - 1)) << "each once";
     if (size() > 1) {
       EXPECT_GE(got.report.boundaries_corrected, 1) << test::describe(c);
     }
