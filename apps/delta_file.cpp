@@ -156,25 +156,36 @@ TokenArray DeltaPartBuffers::view(const std::string& name, std::int64_t tokens, 
   return view;
 }
 
+DeltaInputs DeltaPartBuffers::inputs_in(std::int64_t tokens,
+                                        const std::function<const void*(const std::string&)>& memory) const {
+  const auto role = [&](const char* name) {
+    return roles_.count(name) > 0 ? view(name, tokens, memory(name)) : TokenArray{};
+  };
+  DeltaInputs in;
+  in.q = role("q"), in.k = role("k"), in.v = role("v"), in.beta = role("beta"), in.eta = role("eta");
+  in.log_decay = role("log_decay"), in.a = role("a"), in.b = role("b");
+  return in;
+}
+
+MutableTokenArray DeltaPartBuffers::output_in(std::int64_t tokens, void* memory) const {
+  if (command_.state_only) return {};
+  const bool heads_first = problem_.layout == Layout::bhtd;
+  return {memory, o_.type, heads_first ? o_.width : o_.heads * o_.width, heads_first ? tokens * o_.width : o_.width};
+}
+
 void DeltaPartBuffers::check(int slot) {
   Slot& s = slots_[slot];
   const Place& p = s.out = s.in;
   const std::int64_t tokens = p.part.size();
-  std::map<std::string, TokenArray> views;
-  for (auto& [name, role] : roles_)
-    views[name] = view(name, tokens, role.device.upload(s.arrays.at(name), tokens * role.token_bytes()));
-  inputs_ = {};
-  inputs_.q = views["q"], inputs_.k = views["k"], inputs_.v = views["v"], inputs_.beta = views["beta"];
-  inputs_.eta = views["eta"], inputs_.log_decay = views["log_decay"], inputs_.a = views["a"], inputs_.b = views["b"];
+  std::map<std::string, const void*> memory;
+  for (auto& [name, role] : roles_) memory[name] = role.device.upload(s.arrays.at(name), tokens * role.token_bytes());
+  inputs_ = inputs_in(tokens, [&](const std::string& name) { return memory.at(name); });
   if (p.starts > 0) inputs_.initial_states = initial_.upload(s.initial, p.starts * state_bytes());
 
   outputs_ = {};
   if (!command_.state_only) {
     reserve_bytes(s.o, tokens * o_.token_bytes());
-    const bool heads_first = problem_.layout == Layout::bhtd;
-    outputs_.o.data = o_.device.target(s.o, tokens * o_.token_bytes()), outputs_.o.type = o_.type;
-    outputs_.o.token_stride = heads_first ? o_.width : o_.heads * o_.width;
-    outputs_.o.head_stride = heads_first ? tokens * o_.width : o_.width;
+    outputs_.o = output_in(tokens, o_.device.target(s.o, tokens * o_.token_bytes()));
     if (p.states > 0) {
       reserve_bytes(s.recorded, p.states * state_bytes());
       outputs_.states = recorded_.target(s.recorded, p.states * state_bytes());
@@ -189,7 +200,7 @@ void DeltaPartBuffers::check(int slot) {
   std::string first;
   for (const auto& [name, role] : roles_) {
     const bool decay = name == "log_decay";
-    TokenArray x = views.at(name);
+    TokenArray x = view(name, tokens, memory.at(name));
     int heads = static_cast<int>(role.heads), width = static_cast<int>(role.width);
     const bool dense = x.token_stride == role.heads * role.width;  // then a token is one row of memory
     if (dense) heads = 1, width = static_cast<int>(role.heads * role.width), x.head_stride = width;

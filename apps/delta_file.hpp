@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A rank's part of a delta problem, between files and memory.
+#include <functional>
+
 #include "apps/delta_problem.hpp"
 #include "apps/output.hpp"
 #include "apps/staging.hpp"
@@ -15,6 +17,11 @@ class DeltaPartBuffers {
 
   /// Bytes a token needs: of inputs and outputs together.
   static std::int64_t bytes_per_token(const DeltaProblem& problem, const DeltaCommand& command, DType output_type);
+
+  /// Inputs of `tokens` tokens as a solve is given them: `memory` is that of a role.
+  DeltaInputs inputs_in(std::int64_t tokens, const std::function<const void*(const std::string&)>& memory) const;
+  /// The same of o; none with --state-only.
+  MutableTokenArray output_in(std::int64_t tokens, void* memory) const;
 
   /// Memory to read tokens `part` of the axis, whose runs these are; `states_before` and `states_after`: recorded
   /// states before its ends.

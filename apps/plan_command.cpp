@@ -20,8 +20,8 @@
 #include "core/delta_chunk.hpp"
 #include "core/device_memory.hpp"
 #include "core/dtype.hpp"
+#include "dist/delta_segments.hpp"
 #include "dist/exclusive_scan.hpp"
-#include "dist/segment_plan.hpp"
 
 namespace longscan {
 namespace {
@@ -41,9 +41,10 @@ struct Outline {
   ScanSize scan;
   double apply = 0, compose = 0;            ///< multiplications of a scan's A x + b; of A2 A1, A2 b1 + b2
   std::function<ScanCosts()> measure_maps;  ///< seconds of these here
-  std::int64_t run = 0, segment = 0;        ///< tokens of the longest sequence; of its segments, if reproducible
-  double tokens_factor = 1;                 ///< heads, where rates count tokens and heads
-  double seconds = 0, seconds_maps = 0;     ///< of one token (and head) on one rank: with the state known; with maps
+  /// Maps of an element that a rank with windows of so many tokens brings; absent: one.
+  std::function<std::int64_t(std::int64_t)> scan_maps;
+  double tokens_factor = 1;              ///< heads, where rates count tokens and heads
+  double seconds = 0, seconds_maps = 0;  ///< of one token (and head) on one rank: with the state known; with maps
   bool reproducible = false;
 };
 
@@ -144,7 +145,15 @@ Outline outline_of(const DeltaProblem& p, const PlanCommand& plan) {
     set_scan<double>(o, H, p.shape.d_key, p.shape.d_value, true);
   else
     set_scan<float>(o, H, p.shape.d_key, p.shape.d_value, true);
-  o.run = longest(p.sequences()), o.segment = segment_tokens(o.run);
+  o.scan_maps = [p, c, options, arithmetic, out_type](std::int64_t window) {
+    alignas(64) std::byte nothing[64] = {};
+    const std::int64_t length = longest(p.sequences()), tokens = std::min(window, length);
+    const DeltaPartBuffers part(p, c, arithmetic, out_type);
+    DeltaOutputs out;
+    out.o = part.output_in(tokens, nothing);
+    return scan_maps(p.shape, options, part.inputs_in(tokens, [&](const std::string&) { return nothing; }), out, tokens,
+                     length);
+  };
   o.tokens_factor = static_cast<double>(H), o.reproducible = options.reproducible;
   o.seconds = plan.solve_rate > 0 ? 1 / plan.solve_rate
                                   : measure_delta(p.shape, options, p.type("v"), p.has("log_decay"), o.reproducible);
@@ -302,8 +311,7 @@ json plan_of(const Outline& o, const PlanCommand& plan, const WindowRoom& room) 
   const std::int64_t windows = std::max<std::int64_t>(1, (o.tokens + P * window - 1) / (P * window));
 
   ScanSize size = o.scan;
-  if (o.reproducible && o.segment > 0)  // maps of segments are not composed
-    size.maps = std::max<std::int64_t>(1, (std::min(window, o.run) + o.segment - 1) / o.segment);
+  if (o.scan_maps) size.maps = o.scan_maps(window);
   const ScanCosts costs = costs_of(o, plan);
   const ScanChoice choice = choose_scan(plan.delta.solve.scan, size, plan.ranks, costs, o.reproducible);
   json scans = json::object();

@@ -8,6 +8,7 @@
 
 #include "core/random.hpp"
 #include "delta_cases.hpp"
+#include "dist/segment_plan.hpp"
 #include "longscan/error.hpp"
 
 namespace longscan {
@@ -446,6 +447,58 @@ TEST_F(DistDelta, OverflowInASegmentIsNamed) {
   }
   EXPECT_GE(named[0], 2500);
   EXPECT_EQ(named[0], named[1]);
+}
+
+using Runs = std::vector<Run>;
+
+TEST(SegmentPlan, FillsTheDeviceAndMapsWhatIsWanted) {
+  const Runs inner = {{0, 0, 40000, 0, 40000, false, false}},
+             two_runs = {{0, 0, 10000, 0, 10000, true, true}, {1, 10000, 40000, 0, 50000, true, false}};
+  const SegmentRules lanes{false, 0, 16, 64};
+  const SegmentPlan one(inner, lanes, true);
+  EXPECT_EQ(one.segments(), 16);
+  EXPECT_EQ(one.scan_maps(), 16) << "the last state goes on";
+  EXPECT_EQ(one.borders(), 17);
+  EXPECT_EQ(SegmentPlan(inner, lanes, false).scan_maps(), 15);
+  EXPECT_EQ(SegmentPlan(Runs{{0, 0, 1024, 0, 1024, true, true}}, lanes, false).segments(), 1) << "16 chunks";
+  EXPECT_EQ(SegmentPlan(Runs{{0, 0, 1025, 0, 1025, true, true}}, lanes, false).segments(), 2);
+  EXPECT_EQ(SegmentPlan(Runs{}, lanes, true).scan_maps(), 1);
+
+  const SegmentPlan two(two_runs, lanes, true), same(two_runs, {true, 0, 16, 64}, false);
+  EXPECT_EQ(two.maps_of(0), two.segments_of(0) - 1);
+  EXPECT_EQ(two.maps_of(1), two.segments_of(1));
+  EXPECT_EQ(two.map(1, 0), two.maps_of(0));
+  EXPECT_EQ(two.border(1, 0), two.maps_of(0) + 1);
+  EXPECT_EQ(two.last_border(1), two.borders() - 1);
+  EXPECT_EQ(same.segments_of(0), 10);
+  EXPECT_EQ(same.maps(), same.segments()) << "every segment has a map";
+  EXPECT_EQ(same.segment(0, 9).begin, 9 * 1024);
+  for (const SegmentPlan& plan : {two, same})
+    for (std::int64_t run : {0, 1}) {
+      std::int64_t at = two_runs[run].begin;
+      for (std::int64_t j = 0; j < plan.segments_of(run); ++j) {
+        EXPECT_EQ(plan.segment(run, j).begin, at);
+        EXPECT_GT(plan.segment(run, j).size(), 0);
+        at = plan.segment(run, j).end;
+      }
+      EXPECT_EQ(at, two_runs[run].end);
+    }
+}
+
+TEST_F(DistDelta, WorkingMemoryHoldsTheMapsOfSegments) {
+  const DeltaShape shape{2, 16, 16, false};
+  const std::int64_t map = std::int64_t{2} * 16 * 32 * 8;  // bytes
+  Sequences many;
+  for (std::int64_t i = 1; i <= 3000; ++i) many.offsets.push_back(2 * i);
+  DeltaOptions options;
+  options.precision = Precision::f64, options.reproducible = true;
+  const DeltaRule short_ones(*alone_, shape, options, many);
+  EXPECT_GE(short_ones.workspace_bytes(6000), 3000 * map) << "one a sequence";
+  EXPECT_LT(short_ones.workspace_bytes(600), 1500 * map);
+  options.reproducible = false, options.segment = 100;
+  const DeltaRule segments(*alone_, shape, options, {{0, 100000}});
+  EXPECT_GE(segments.workspace_bytes(100000), 1000 * map);
+  EXPECT_LT(segments.workspace_bytes(10000), 1000 * map);
 }
 
 TEST_F(DistDelta, OneRankMakesNoMap) {

@@ -58,6 +58,16 @@ int DeltaPasses<T>::side_by_side() const {
 }
 
 template <class T>
+int DeltaPasses<T>::most_side_by_side() const {
+  const int general = delta_side_by_side(space_);
+  if constexpr (sizeof(T) == 4) {
+    const DeltaPass<T> pass = describe(rules(true, false));
+    if (pass.rules.half_operands) return std::max(general, DeltaTensor::side_by_side(pass));
+  }
+  return general;
+}
+
+template <class T>
 PassSummary DeltaPasses<T>::run(const std::vector<Task>& tasks, const DeltaRules& rules) {
   if constexpr (sizeof(T) == 4) {
     const DeltaPass<T> pass = describe(rules);

@@ -118,6 +118,8 @@ class DeltaPasses {
   bool on_tensor_cores() const;
   /// Tasks that the device runs at a time.
   int side_by_side() const;
+  /// At most, whatever the window's inputs are.
+  int most_side_by_side() const;
   /// Tasks computed so far in this window by tensor-core kernels, and by the general ones.
   std::int64_t tensor_tasks() const { return tensor_tasks_; }
   std::int64_t general_tasks() const { return general_tasks_; }

@@ -79,7 +79,10 @@ class Solver final : public DeltaRule::Impl {
   }
 
   std::int64_t workspace_bytes(std::int64_t tokens) const override {
-    return way_.workspace_bytes(options.reproducible ? tokens : 0);
+    const Sequences& all = axis.cuts().sequences();  // at worst spread as the tokens are
+    const double runs = static_cast<double>(all.count()) * static_cast<double>(tokens) /
+                        static_cast<double>(std::max<std::int64_t>(1, all.tokens()));
+    return way_.workspace_bytes(tokens, static_cast<std::int64_t>(runs) + 1);
   }
 
   std::vector<std::byte> state() const override {

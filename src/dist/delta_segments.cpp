@@ -32,8 +32,7 @@ template <class T>
 ScanPart<T> DeltaSegments<T>::share(std::vector<char> known) const {
   if (joins_) return part_.share(std::move(known), joined_);
   ScanPart<T> share = part_.share(std::move(known), maps_);
-  share.map_step = part_.shape.heads;
-  share.each = part_.runs.empty() ? 1 : std::max<std::int64_t>(1, plan_.maps_of(0));
+  share.map_step = part_.shape.heads, share.each = plan_.scan_maps();
   return share;
 }
 
@@ -253,16 +252,26 @@ void DeltaSegments<T>::report_boundaries(DeltaReport& report) const {
 }
 
 template <class T>
-std::int64_t DeltaSegments<T>::workspace_bytes(std::int64_t tokens) const {
+std::int64_t DeltaSegments<T>::workspace_bytes(std::int64_t tokens, std::int64_t runs) const {
   const DeltaOptions& o = part_.options;
-  std::int64_t maps;
-  if (o.reproducible)
-    maps = (tokens + 1023) / 1024;
-  else if (o.segment > 0)
-    maps = tokens / o.segment + 1;
-  else
-    maps = std::min<std::int64_t>(part_.passes.side_by_side() / part_.shape.heads + 1, tokens / (16 * o.chunk));
-  return part_.workspace_bytes(6 + 2 * maps, 3 + (o.reproducible ? 1 : 3) * maps);
+  // A run has a map less than segments, the last one and with `reproducible` all have one more.
+  const SegmentRules most{false, o.segment, part_.passes.most_side_by_side() / part_.shape.heads, o.chunk};
+  const std::int64_t maps = o.reproducible ? tokens / segment_tokens(0) + runs : tokens / most.planned(tokens) + 1;
+  // A map has a border and a probe, a run one border more; maps that are extended have two for the while.
+  return part_.workspace_bytes(6 + 2 * maps + std::min(runs, maps), 3 + (o.reproducible ? 1 : 3) * maps);
+}
+
+std::int64_t scan_maps(const DeltaShape& shape, const DeltaOptions& options, const DeltaInputs& in,
+                       const DeltaOutputs& out, std::int64_t tokens, std::int64_t length) {
+  const auto count = [&](auto arithmetic) -> std::int64_t {
+    using T = decltype(arithmetic);
+    if (!DeltaSegments<T>::used(options)) return 1;
+    DeltaPasses<T> passes(shape, options);
+    passes.begin(in, out, tokens);
+    const Run run{0, 0, tokens, 0, length};
+    return SegmentPlan({run}, DeltaSegments<T>::rules(shape, options, passes), true).scan_maps();
+  };
+  return options.precision == Precision::f64 ? count(double{}) : count(float{});
 }
 
 template class DeltaSegments<float>;

@@ -44,8 +44,8 @@ class DeltaSegments {
   /// Adds what was passed on, and from how many tokens.
   void report_boundaries(DeltaReport& report) const;
   std::int64_t segments() const { return plan_.segments() * part_.shape.heads; }
-  /// With the segments of `tokens` tokens.
-  std::int64_t workspace_bytes(std::int64_t tokens) const;
+  /// For `tokens` tokens in so many runs.
+  std::int64_t workspace_bytes(std::int64_t tokens, std::int64_t runs) const;
 
  private:
   using Task = DeltaTask<T>;
@@ -72,5 +72,10 @@ class DeltaSegments {
   std::int64_t map_breaches_ = 0;
   Uploaded<AffineChain> chains_;
 };
+
+/// Maps of a head in the scan over the ranks: of a rank that solves `tokens` tokens of a sequence of `length` tokens.
+/// Depends on the types and strides of `in` and `out` and on the device; what the pointers point to is not looked at.
+std::int64_t scan_maps(const DeltaShape& shape, const DeltaOptions& options, const DeltaInputs& in,
+                       const DeltaOutputs& out, std::int64_t tokens, std::int64_t length);
 
 }  // namespace longscan

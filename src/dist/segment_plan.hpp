@@ -22,6 +22,13 @@ struct SegmentRules {
   std::int64_t tokens = 0;    ///< of a segment; 0: so many that `lanes` segments hold the part
   std::int64_t lanes = 1;     ///< segments of one head that the device takes at a time
   int chunk = 64;
+
+  /// Tokens of a segment at most, of a part of `all` tokens; not with `reproducible`.
+  std::int64_t planned(std::int64_t all) const {
+    constexpr std::int64_t least_chunks = 16;  // shorter segments would spend their time on maps and starts
+    const std::int64_t each = (all + std::max<std::int64_t>(1, lanes) - 1) / std::max<std::int64_t>(1, lanes);
+    return tokens > 0 ? tokens : std::max(each, least_chunks * chunk);
+  }
 };
 
 /// Runs are cut into segments of equal length. Maps are made where a state is wanted before the outputs: between
@@ -32,13 +39,9 @@ class SegmentPlan {
   SegmentPlan() = default;
   /// `passes_on`: the state behind the last run is wanted before the outputs.
   SegmentPlan(const std::vector<Run>& runs, const SegmentRules& rules, bool passes_on) {
-    /// Segments shorter than this many chunks would spend their time on maps and starts.
-    constexpr std::int64_t least_chunks = 16;
-    const std::int64_t C = rules.chunk, lanes = std::max<std::int64_t>(1, rules.lanes);
     std::int64_t tokens = 0;
     for (const Run& run : runs) tokens += run.size();
-    const std::int64_t planned =
-        rules.tokens > 0 ? rules.tokens : std::max((tokens + lanes - 1) / lanes, least_chunks * C);
+    const std::int64_t C = rules.chunk, planned = rules.planned(tokens);
     for (std::size_t i = 0; i < runs.size(); ++i) {
       const std::int64_t size = runs[i].size();
       std::int64_t each = size;  // one segment
@@ -65,6 +68,8 @@ class SegmentPlan {
 
   std::int64_t segments_of(std::int64_t run) const { return first_segment_[run + 1] - first_segment_[run]; }
   std::int64_t maps_of(std::int64_t run) const { return first_map_[run + 1] - first_map_[run]; }
+  /// Maps of a head in the scan over the ranks: those of the first run, which the state that comes in goes through.
+  std::int64_t scan_maps() const { return each_.empty() ? 1 : std::max<std::int64_t>(1, maps_of(0)); }
   bool has_borders(std::int64_t run) const { return first_border_[run + 1] > first_border_[run]; }
 
   /// Tokens of segment j of a run, its map, and the border before it.
