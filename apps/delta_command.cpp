@@ -111,13 +111,6 @@ class DeltaSolve {
   std::int64_t window_ = 0, planned_bytes_ = 0;
 };
 
-std::vector<const Source*> sources_of(const std::vector<DeltaProblem>& problems) {
-  std::vector<const Source*> all;
-  for (const DeltaProblem& problem : problems)
-    for (const Source& source : problem.sources) all.push_back(&source);
-  return all;
-}
-
 /// When each rank was how far in the last window: seconds from its start. Collective.
 nlohmann::json trace_json(Transport& ranks, const DeltaReport& r) {
   const double mine[] = {r.at_scan, r.at_states, r.at_outputs};

@@ -49,12 +49,7 @@ void run_generate_delta(Transport& ranks, const GenerateDelta& asked) {
     datasets.push_back({a.name, shape, g.type});
     token_values += static_cast<std::int64_t>(g.heads) * a.width;
   }
-  std::vector<std::int64_t> offsets;
-  if (preset.packed) {
-    offsets = pareto_offsets(g.seed, g.tokens, g.shortest);
-    datasets.push_back({"/cu_seqlens", {static_cast<std::int64_t>(offsets.size())}, DType::f64});
-    datasets.back().integers = true;
-  }
+  const std::vector<std::int64_t> offsets = add_offsets(preset, g.seed, g.tokens, g.shortest, datasets);
   SharedOutput out(ranks, g.output, "", g.force, datasets,
                    {{"longscan_version", std::string(LONGSCAN_VERSION)},
                     {"seed", static_cast<std::int64_t>(g.seed)},
@@ -64,8 +59,7 @@ void run_generate_delta(Transport& ranks, const GenerateDelta& asked) {
   const std::int64_t each = std::max<std::int64_t>(1, (std::int64_t{4} << 20) / token_values);
   std::vector<std::byte> buffer;
   agree(ranks, [&] {
-    if (preset.packed && ranks.rank() == 0)
-      out.write("/cu_seqlens", {{0}, {static_cast<std::int64_t>(offsets.size())}}, offsets.data());
+    write_offsets(ranks, out, offsets);
     for (std::int64_t t = part.begin; t < part.end; t += each) {
       const std::int64_t n = std::min(each, part.end - t);
       for (std::size_t i = 0; i < arrays.size(); ++i) {

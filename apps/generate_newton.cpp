@@ -86,12 +86,7 @@ void run_generate_newton(Transport& ranks, const GenerateNewton& g) {
   }
   std::vector<OutputDataset> datasets;
   for (const SyntheticTensor& t : tensors) datasets.push_back({t.name, t.shape, g.type});
-  std::vector<std::int64_t> offsets;
-  if (preset.packed) {
-    offsets = pareto_offsets(g.seed, g.tokens, g.shortest);
-    datasets.push_back({"/cu_seqlens", {static_cast<std::int64_t>(offsets.size())}, DType::f64});
-    datasets.back().integers = true;
-  }
+  const std::vector<std::int64_t> offsets = add_offsets(preset, g.seed, g.tokens, g.shortest, datasets);
   SharedOutput out(ranks, g.output, "", g.force, datasets,
                    {{"longscan_version", std::string(LONGSCAN_VERSION)},
                     {"seed", static_cast<std::int64_t>(g.seed)},
@@ -100,8 +95,7 @@ void run_generate_newton(Transport& ranks, const GenerateNewton& g) {
   Progress progress(ranks.rank() == 0 && !g.quiet, "longscan generate", g.tokens);
   std::vector<std::byte> buffer;
   agree(ranks, [&] {
-    if (preset.packed && ranks.rank() == 0)
-      out.write("/cu_seqlens", {{0}, {static_cast<std::int64_t>(offsets.size())}}, offsets.data());
+    write_offsets(ranks, out, offsets);
     for (const SyntheticTensor& t : tensors) {  // each rank writes a part of the rows, piece by piece
       const std::int64_t width = t.shape.size() > 1 ? t.shape[1] : 1;
       const TokenRange part = part_of(t.shape[0], ranks.size(), ranks.rank());

@@ -95,14 +95,23 @@ void fill_preset_features(const Preset& preset, std::uint64_t seed, std::uint64_
   }
 }
 
-std::vector<std::int64_t> pareto_offsets(std::uint64_t seed, std::int64_t tokens, std::int64_t shortest) {
+std::vector<std::int64_t> add_offsets(const Preset& preset, std::uint64_t seed, std::int64_t tokens,
+                                      std::int64_t shortest, std::vector<OutputDataset>& datasets) {
+  if (!preset.packed) return {};
   std::vector<std::int64_t> offsets{0};
   while (offsets.back() < tokens) {
     const double u = random_uniform(seed, length_stream, offsets.size());
     const double length = std::min(static_cast<double>(shortest) * std::pow(u, -1 / 1.2), 1e15);
     offsets.push_back(std::min(tokens, offsets.back() + static_cast<std::int64_t>(length)));
   }
+  datasets.push_back({"/cu_seqlens", {static_cast<std::int64_t>(offsets.size())}, DType::f64});
+  datasets.back().integers = true;
   return offsets;
+}
+
+void write_offsets(const Transport& ranks, SharedOutput& out, const std::vector<std::int64_t>& offsets) {
+  if (offsets.empty() || ranks.rank() != 0) return;
+  out.write("/cu_seqlens", {{0}, {static_cast<std::int64_t>(offsets.size())}}, offsets.data());
 }
 
 }  // namespace longscan

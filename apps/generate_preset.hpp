@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/generate_delta.hpp"
+#include "apps/output.hpp"
 
 namespace longscan {
 
@@ -34,7 +35,11 @@ void fill_preset_array(const Preset& preset, DeltaStream stream, std::uint64_t s
 void fill_preset_features(const Preset& preset, std::uint64_t seed, std::uint64_t stream, std::int64_t begin,
                           std::int64_t count, int width, DType type, void* out);
 
-/// Offsets of sequences of at least `shortest` tokens (the last one is what is left) over `tokens` tokens.
-std::vector<std::int64_t> pareto_offsets(std::uint64_t seed, std::int64_t tokens, std::int64_t shortest);
+/// cu_seqlens of a packed preset, for sequences of at least `shortest` tokens (the last one is what is left); empty for
+/// others. Adds its dataset.
+std::vector<std::int64_t> add_offsets(const Preset& preset, std::uint64_t seed, std::int64_t tokens,
+                                      std::int64_t shortest, std::vector<OutputDataset>& datasets);
+/// By rank 0; nothing if there are none.
+void write_offsets(const Transport& ranks, SharedOutput& out, const std::vector<std::int64_t>& offsets);
 
 }  // namespace longscan

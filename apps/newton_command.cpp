@@ -367,10 +367,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
     const CellSource cell = read_cell(*file, command.cell);
     const NetworkShape network = shape_of(cell);
     const auto problems = find_newton_problems(*file, command, network);
-    std::vector<const Source*> sources;
-    for (const NewtonProblem& p : problems)
-      for (const Source& s : p.sources) sources.push_back(&s);
-    fingerprint = fingerprint_text(*file, sources);
+    fingerprint = fingerprint_text(*file, sources_of(problems));
     found = to_text(problems), cell_text = to_text(cell);
   });
   const std::vector<NewtonProblem> problems = newton_problems_from_text(broadcast(ranks, found, 0));

@@ -83,6 +83,15 @@ void for_pieces(const std::vector<Source>& sources, TokenRange part, const F& f)
     }
 }
 
+/// Those of all problems, in order.
+template <class Problem>
+std::vector<const Source*> sources_of(const std::vector<Problem>& problems) {
+  std::vector<const Source*> all;
+  for (const Problem& problem : problems)
+    for (const Source& source : problem.sources) all.push_back(&source);
+  return all;
+}
+
 /// 16 hexadecimal digits that change when an input changes.
 std::string fingerprint_text(const InputFile& file, const std::vector<const Source*>& sources,
                              const std::vector<DatasetInfo>& others = {});

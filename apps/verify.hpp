@@ -3,12 +3,17 @@
 #include <functional>
 
 #include "apps/options.hpp"
+#include "apps/sources.hpp"
 
 namespace longscan {
 
 /// Collective. Recomputes and compares; throws Error(numerical) if they differ.
 void verify_delta(Transport& ranks, const VerifyCommand& command);
 void verify_newton(Transport& ranks, const VerifyCommand& command);
+
+/// Throws Error(bad_input) if the output was made from another input than these sources of `input`.
+void require_same_input(const VerifyCommand& command, const InputFile& input, const InputFile& output,
+                        const std::vector<const Source*>& sources);
 
 /// Differences of one dataset, gathered over places and ranks.
 struct Difference {

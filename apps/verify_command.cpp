@@ -45,6 +45,15 @@ std::string Difference::complaint() const {
   return where + text;
 }
 
+void require_same_input(const VerifyCommand& command, const InputFile& input, const InputFile& output,
+                        const std::vector<const Source*>& sources) {
+  const std::string mine = fingerprint_text(input, sources);
+  const auto theirs = output.text_attribute("/", "input_fingerprint").value_or("");
+  if (theirs != mine)
+    throw Error(ExitCode::bad_input, command.output + " was made from another input than " + command.input +
+                                         " (fingerprints " + theirs + " and " + mine + "); solve again");
+}
+
 double allowed_difference(DType stored, Precision arithmetic) {
   if (size_of(stored) == 2 || arithmetic == Precision::bf16) return 3.2e-2;
   if (stored == DType::f32 || arithmetic == Precision::f32) return 2e-5;

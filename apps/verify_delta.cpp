@@ -217,14 +217,7 @@ void verify_delta(Transport& ranks, const VerifyCommand& verify) {
     output.emplace(verify.output);
     command = command_of(*output, verify);
     problems = find_problems(*input, command);
-    std::vector<const Source*> sources;
-    for (const DeltaProblem& p : problems)
-      for (const Source& s : p.sources) sources.push_back(&s);
-    const std::string mine = fingerprint_text(*input, sources);
-    const auto theirs = output->text_attribute("/", "input_fingerprint").value_or("");
-    if (theirs != mine)
-      throw Error(ExitCode::bad_input, verify.output + " was made from another input than " + verify.input +
-                                           " (fingerprints " + theirs + " and " + mine + "); solve again");
+    require_same_input(verify, *input, *output, sources_of(problems));
   });
   DeltaVerifier verifier(*input, *output, command, problems);
   std::vector<Place> places = verifier.stretches();

@@ -84,14 +84,7 @@ void verify_newton(Transport& ranks, const VerifyCommand& verify) {
     output.emplace(verify.output);
     command = command_of(*output, verify);
     verifier.emplace(*input, *output, command);
-    std::vector<const Source*> sources;
-    for (const NewtonProblem& p : verifier->problems())
-      for (const Source& s : p.sources) sources.push_back(&s);
-    const std::string mine = fingerprint_text(*input, sources);
-    const auto theirs = output->text_attribute("/", "input_fingerprint").value_or("");
-    if (theirs != mine)
-      throw Error(ExitCode::bad_input, verify.output + " was made from another input than " + verify.input +
-                                           " (fingerprints " + theirs + " and " + mine + "); solve again");
+    require_same_input(verify, *input, *output, sources_of(verifier->problems()));
   });
   NewtonVerifier& v = *verifier;
   const std::vector<Stretch> sequences = v.sequences();
