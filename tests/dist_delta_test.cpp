@@ -324,6 +324,24 @@ TEST_F(DistDelta, DecaysForgetAtOnce) {
   }
 }
 
+TEST_F(DistDelta, HorizonsReachToWherePVanishes) {
+  for (DType type : {DType::f64, DType::f32})
+    for (std::int64_t segment : {0, 800})
+      for (double excess : {0.7, 2.0}) {
+        Recipe r;
+        r.tokens = 1600 * size(), r.type = type, r.heads = 1, r.decay = Decay::head, r.eta = true;
+        Case c = test::make_case(r);
+        // |P| = sqrt(K) exp(sum of log_decay): a sixteenth of the rounding of L, less or more, after the 4 K tokens
+        // that are tried first
+        const double P = excess * (type == DType::f64 ? 1.1e-16 : 6e-8) / 16;
+        c.beta.fill(0), c.log_decay.fill(std::log(P / std::sqrt(r.d_key)) / (4 * r.d_key));
+        c.options.chunk = 16, c.options.segment = segment;
+        const DeltaReport report = expect_right(c).report;
+        EXPECT_EQ(report.boundaries_forgotten, size() - 1);
+        EXPECT_EQ(report.horizon_max, size() == 1 ? 0 : excess < 1 ? 32 : 48) << test::describe(c);
+      }
+}
+
 /// Keys of the last fifth of each rank's part forget, those before change nothing: what the first fifths leave of an
 /// initial state that is `size` times larger still shows at the boundary.
 Case large_state(int ranks, DType type, double size, std::int64_t tokens) {
@@ -410,6 +428,24 @@ TEST_F(DistDelta, SegmentsForgetToo) {
   const Solution got = expect_right(c);
   EXPECT_EQ(got.report.boundaries_forgotten, 0);
   EXPECT_EQ(got.report.boundaries_corrected, 0);
+}
+
+TEST_F(DistDelta, LargeStatesForgottenBeforeTheHorizonAreNotDoneAgain) {
+  for (std::int64_t segment : {0, 5000}) {
+    Recipe r;
+    r.tokens = 10000 * size(), r.initial_states = true;
+    Case c = test::make_case(r);
+    for (double& x : c.initial_states) x = static_cast<float>(1e20 * x);
+    c.options.segment = segment;
+    const Solution got = test::solve(*ranks_, c);
+    EXPECT_EQ(got.report.boundaries_forgotten, std::int64_t{r.heads} * (size() - 1));
+    EXPECT_EQ(got.report.boundaries_corrected, 0) << "segments of " << segment;
+    if (judges()) {
+      const Solution expected = test::expected(c);
+      const auto tail = [&](const std::vector<double>& o) { return std::vector<double>(o.end() - 24 * 4000, o.end()); };
+      EXPECT_LE(test::difference(tail(got.o), tail(expected.o)).rms, test::tolerance_of(DType::f64).rms);
+    }
+  }
 }
 
 TEST_F(DistDelta, SegmentsWithStatesTooLargeToBeForgottenAreDoneAgain) {

@@ -58,6 +58,16 @@ TEST_F(DistScanDelta, KeysThatNeverForget) {
   }
 }
 
+TEST_F(DistScanDelta, MapsOfSegments) {
+  for (std::int64_t segment : {40, 130}) {
+    Recipe r;
+    r.tokens = 700, r.heads = 3, r.d_key = 10, r.d_value = 7, r.key_dimensions = 6, r.initial_states = true;
+    Case c = test::make_case(r);
+    c.options.segment = segment, c.options.chunk = 16;
+    expect_right(c, segment == 40 ? 120 : 0);
+  }
+}
+
 TEST_F(DistScanDelta, SomeHeadsForget) {
   Recipe r;
   r.tokens = 9000, r.heads = 5, r.d_key = 4, r.d_value = 6, r.decay = Decay::head, r.log_decay_mean = -0.05;

@@ -218,8 +218,9 @@ DeltaRule::DeltaRule(Transport& ranks, const DeltaShape& shape, const DeltaOptio
   require(options.precision != Precision::automatic, "the arithmetic must be decided before a solve");
   require_reproducible_scan(options.scan, options.reproducible);
   Sequences states = counting ? *counting : sequences;
-  const auto make = options.precision == Precision::f64 ? &make_solver<double> : &make_solver<float>;
-  impl_ = make(ranks, shape, options, std::move(sequences), std::move(states));
+  impl_ = options.precision == Precision::f64
+              ? make_solver<double>(ranks, shape, options, std::move(sequences), std::move(states))
+              : make_solver<float>(ranks, shape, options, std::move(sequences), std::move(states));
 }
 
 DeltaRule::~DeltaRule() = default;
