@@ -262,6 +262,18 @@ TEST(LocalDelta, BrainFloatArithmeticRoundsItsOperands) {
   }
 }
 
+TEST(LocalDelta, SixteenBitOperandsAreTakenAsTheyAre) {
+  for (DType type : {DType::f16, DType::bf16}) {
+    Recipe r;
+    r.type = type;
+    const Case c = test::make_case(r);
+    Case brain = c;
+    brain.options.precision = Precision::bf16;
+    const auto ranks = make_single_transport();
+    EXPECT_TRUE(test::solve(*ranks, brain) == test::solve(*ranks, c)) << test::describe(c);
+  }
+}
+
 TEST(LocalDelta, OutputsRoundToTheirType) {
   Recipe r;
   r.type = DType::f32;
