@@ -389,6 +389,24 @@ TEST_F(DistDelta, StatesTooLargeToBeForgottenAreCorrected) {
       }
 }
 
+TEST_F(DistDelta, OverflowIsNamedWhereStatesAreCorrected) {
+  // on the second rank, which starts again with head 0
+  const std::int64_t tokens = size() * 4000, bad = part_of(tokens, size(), std::min(1, size() - 1)).end - 77;
+  Case c = large_state(size(), DType::f32, 1e14, tokens);
+  for (std::int64_t t = bad; t < bad + 20; ++t) {
+    c.eta.set(t, 0, 0, 1.9);
+    for (int i = 0; i < c.shape.d_value; ++i) c.v.set(t, 0, i, 3e38);
+  }
+  std::int64_t named = -1;
+  try {
+    test::solve(*ranks_, c);
+  } catch (const NonFinite& e) {
+    named = e.token;
+    EXPECT_EQ(e.head, 0);
+  }
+  EXPECT_TRUE(named == bad || named == bad + 1) << named << ", expected " << bad;
+}
+
 // --- segments inside a rank -----------------------------------------------------------------------------------------
 
 TEST_F(DistDelta, AnySegmentsGiveTheAnswer) {
