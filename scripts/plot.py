@@ -6,6 +6,7 @@
     plot.py influence INFLUENCE.h5    -o PICTURE   what tokens of a chunk do to each other (inspect --influence)
     plot.py states OUT.h5             -o PICTURE   size of the states along the tokens (delta --state-every N)
     plot.py phases REPORT.json        -o PICTURE   time by phase and rank
+    plot.py trace REPORT.json         -o PICTURE   who waits for whom in the scan over ranks (delta, the last window)
     plot.py scaling REPORT.json…      -o PICTURE   time and speed-up by ranks, from reports of the same input
 
 Reports are those of --report. Needs matplotlib, numpy and h5py (Debian: python3-matplotlib python3-h5py).
@@ -181,6 +182,29 @@ def phases(a):
     return fig
 
 
+def trace(a):
+    report = report_of(a.files[0])
+    rows = report.get("trace")
+    if not rows:
+        fail(f"{a.files[0]} has no trace; write it with longscan delta --report")
+    at = {k: np.array([row[k] for row in rows]) for k in rows[0]}
+    ranks = at["rank"]
+    fig, ax = plt.subplots(figsize=(5, 1.2 + 0.22 * min(len(ranks), 32)))
+    for name, start, end, colour in (("maps and states of its own", "begins", "scan_begins", PHASES["solve"]),
+                                     ("scan (waiting included)", "scan_begins", "state_is_here", PHASES["scan"]),
+                                     ("outputs", "state_is_here", "outputs_done", PHASES["write"])):
+        ax.barh(ranks, at[end] - at[start], left=at[start], color=colour, height=0.8, label=name)
+    for row in rows[:-1] if len(rows) <= 32 else []:
+        ax.annotate(f" {row['heads_passed_on_at_once']}", (row["outputs_done"], row["rank"]), va="center", fontsize=7)
+    ax.invert_yaxis()
+    ax.yaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel("seconds; behind the bars: heads whose state went on at once")
+    ax.set_ylabel("rank")
+    ax.set_title(f"longscan delta, {report['tokens']:,} tokens, scan by {report['scan']}", loc="left")
+    ax.legend(ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.28 if len(ranks) > 4 else -0.42), columnspacing=1)
+    return fig
+
+
 def scaling(a):
     by_ranks = {}
     for path in a.files:
@@ -210,7 +234,7 @@ def scaling(a):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = dict(convergence=convergence, influence=influence, states=states, phases=phases, scaling=scaling)
+    kinds = dict(convergence=convergence, influence=influence, states=states, phases=phases, trace=trace, scaling=scaling)
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("-o", "--output", required=True, metavar="PICTURE")

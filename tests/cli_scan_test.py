@@ -31,7 +31,9 @@ class Scan(Command):
             self.assertIn(report["scan"], ALGORITHMS if scan == "auto" else (scan,))
             self.assertTrue(report["scan_choice"]["reason"])
             self.assertEqual([row["rank"] for row in report["trace"]], [0, 1, 2, 3])
+            self.assertEqual(min(row["begins"] for row in report["trace"]), 0)
             for row in report["trace"]:
+                self.assertLessEqual(row["begins"], row["scan_begins"])
                 self.assertLessEqual(row["scan_begins"], row["state_is_here"])
                 self.assertLessEqual(row["state_is_here"], row["outputs_done"])
             if scan == "auto":
@@ -50,6 +52,17 @@ class Scan(Command):
             with h5py.File(self.at("o.h5")) as f:
                 seen.append(f["o"][:].tobytes() + f["final_state"][:].tobytes())
         self.assertEqual(len(set(seen)), 1)
+
+    def test_the_trace_shows_who_forgets(self):
+        self.succeed("generate", "delta", "-o", "in.h5", "--tokens", "8000", "--heads", "3", "--d-key", "8", "--d-value", "6",
+                     "--decay", "head", "--dtype", "f32", "--force", "--quiet")
+        for flag, middle in (((), 3), (("--reproducible",), 0)):
+            self.succeed("delta", "in.h5", "-o", "o.h5", "--scan", "chain", *flag, "--report", "r.json", "--force", "--quiet", ranks=4)
+            with open(self.at("r.json")) as f:
+                report = json.load(f)
+            # the first rank knows the state it starts from, the last one passes none on
+            self.assertEqual([row["heads_passed_on_at_once"] for row in report["trace"]], [3, middle, middle, 0])
+            self.assertEqual(report["checks"]["boundaries_forgotten"] > 0, not flag)
 
     def test_reproducible_refuses_composition(self):
         self.make_delta()

@@ -505,12 +505,13 @@ class Tools(Command):
         self.succeed("newton", self.at("n.h5"), "-o", self.at("no.h5"), "--method", "newton", "--report", self.at("n.json"),
                      "--quiet")
         for words in (("convergence", "n.json"), ("influence", "i.h5", "--head", "1"), ("states", "out.h5"),
-                      ("phases", "2.json"), ("scaling", "1.json", "2.json")):
+                      ("phases", "2.json"), ("trace", "2.json"), ("scaling", "1.json", "2.json")):
             draw(*words, "-o", words[0] + ".png")
             with open(self.at(words[0] + ".png"), "rb") as f:
                 self.assertEqual(f.read(8), b"\x89PNG\r\n\x1a\n")
         self.assertIn("--state-every", draw("states", "no.h5", "-o", "x.png", code=1))
         self.assertIn("wants one of longscan newton", draw("convergence", "1.json", "-o", "x.png", code=1))
+        self.assertIn("has no trace", draw("trace", "n.json", "-o", "x.png", code=1))
         self.assertIn("two numbers of ranks", draw("scaling", "1.json", "-o", "x.png", code=1))
 
 

@@ -2,11 +2,15 @@
 // The solvers with every algorithm of the scan: the answer of one rank, and the same bits where operations are the
 // same.
 #include <gtest/gtest.h>
+#include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "delta_cases.hpp"
+#include "dist/newton_layer.hpp"
 #include "longscan/error.hpp"
 #include "newton_cases.hpp"
 
@@ -108,6 +112,91 @@ TEST_F(DistScanDelta, ReproducibleBitsOfOneRank) {
   }
 }
 
+/// Before rank 0 sends anything it waits until the last rank's scan is through; or, to see whether that waits for it,
+/// a moment.
+class Withheld final : public Transport {
+ public:
+  Withheld(Transport& ranks, bool until_all_are_through) : ranks_(ranks), waits_(until_all_are_through) {}
+  /// On rank 0: the last rank was through before rank 0 had sent anything.
+  bool overtaken() {
+    if (rank() == 0 && !heard_) hear();
+    return overtaken_;
+  }
+
+  int rank() const override { return ranks_.rank(); }
+  int size() const override { return ranks_.size(); }
+  int local_rank() const override { return ranks_.local_rank(); }
+  int local_size() const override { return ranks_.local_size(); }
+  std::string name() const override { return ranks_.name(); }
+  std::unique_ptr<Request> send(const void* data, std::int64_t bytes, int to, int tag) override {
+    if (rank() == 0 && !spoken_) withhold();
+    return ranks_.send(data, bytes, to, tag);
+  }
+  void receive(void* data, std::int64_t bytes, int from, int tag) override { ranks_.receive(data, bytes, from, tag); }
+  void exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives) override {
+    ranks_.exchange(sends, receives);
+  }
+  void settle() override {
+    ranks_.settle();
+    if (rank() + 1 == size() && !spoken_) MPI_Send(nullptr, 0, MPI_BYTE, 0, tag_through, MPI_COMM_WORLD);
+    spoken_ = true;
+  }
+  void broadcast(void* data, std::int64_t bytes, int root) override { ranks_.broadcast(data, bytes, root); }
+  void all_reduce(std::int64_t* values, int count, Reduction r) override { ranks_.all_reduce(values, count, r); }
+  void all_reduce(double* values, int count, Reduction r) override { ranks_.all_reduce(values, count, r); }
+  void all_gather(const void* mine, std::int64_t bytes, void* all) override { ranks_.all_gather(mine, bytes, all); }
+  void exclusive_scan(const void* mine, void* result, std::int64_t count, std::int64_t element_bytes,
+                      const Operator& combine, bool reversed) override {
+    ranks_.exclusive_scan(mine, result, count, element_bytes, combine, reversed);
+  }
+  void barrier() override { ranks_.barrier(); }
+  std::int64_t bytes_sent() const override { return ranks_.bytes_sent(); }
+
+ private:
+  static constexpr int tag_through = 900;
+  void hear() {
+    MPI_Recv(nullptr, 0, MPI_BYTE, size() - 1, tag_through, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    heard_ = true;
+  }
+  void withhold() {
+    spoken_ = true;
+    int there = 0;
+    if (waits_)
+      hear(), there = 1;
+    else
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (!heard_) MPI_Iprobe(size() - 1, tag_through, MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE);
+    overtaken_ = there != 0;
+  }
+
+  Transport& ranks_;
+  bool waits_, spoken_ = false, heard_ = false, overtaken_ = false;
+};
+
+/// A part that forgets hands its end on before it has heard from the rank before; with `reproducible` it waits.
+TEST_F(DistScanDelta, WhoForgetsDoesNotWait) {
+  const int ranks = ranks_->size();
+  if (ranks < 3) return;
+  Recipe r;
+  r.tokens = 3000 * ranks, r.heads = 3, r.d_key = 4, r.d_value = 6, r.decay = Decay::head, r.log_decay_mean = -0.05;
+  Case c = test::make_case(r);
+  c.options.scan = ScanAlgorithm::chain;
+  for (bool reproducible : {false, true}) {
+    c.options.reproducible = reproducible;
+    Withheld withheld(*ranks_, !reproducible);
+    const DeltaReport report = test::solve(withheld, c).report;
+    EXPECT_EQ(report.boundaries_forgotten > 0, !reproducible);
+    const bool middle = ranks_->rank() > 0 && ranks_->rank() + 1 < ranks;
+    if (middle) {
+      EXPECT_EQ(report.known_heads, reproducible ? 0 : 3);
+    }
+    const bool overtaken = withheld.overtaken();
+    if (ranks_->rank() == 0) {
+      EXPECT_EQ(overtaken, !reproducible);
+    }
+  }
+}
+
 // --- Newton's carries -----------------------------------------------------------------------------------------------
 
 /// Diagonal, 2 x 2 and dense maps, forward and backward, against the token loop on one rank.
@@ -115,7 +204,8 @@ class DistScanNewton : public ::testing::Test {
  protected:
   NewtonReport solve(Transport& ranks, const test::RandomCell& cell, const NewtonOptions& options, std::int64_t tokens,
                      std::vector<double>& h) {
-    Newton newton(ranks, test::make_weights(cell), static_cast<int>(cell.inputs), options, {{0, tokens / 5, tokens}});
+    Newton newton(ranks, test::make_weights(cell), static_cast<int>(cell.inputs), options,
+                  {{0, first_ < 0 ? tokens / 5 : first_, tokens}});
     const auto x = test::normals(tokens * cell.inputs, 3, 1);
     const TokenRange window{0, tokens}, part = newton.part(window);
     const std::int64_t one = cell.D * cell.layers * cell.directions;
@@ -142,7 +232,10 @@ class DistScanNewton : public ::testing::Test {
       EXPECT_TRUE(report.status == NewtonStatus::converged || report.status == NewtonStatus::exact_by_prefix ||
                   report.status == NewtonStatus::fell_back)
           << what << ": " << name_of(report.status);
-      if (!report.scan.reason.empty()) ++scans_;
+      if (!report.scan.reason.empty()) {
+        ++scans_;
+        EXPECT_TRUE(algorithm == ScanAlgorithm::automatic || report.scan.algorithm == algorithm) << what;
+      }
       double worst = 0;
       for (std::size_t i = 0; i < got.size(); ++i)
         worst = std::max(worst, std::abs(got[i] - expected[begin_ * cell.directions * cell.D + i]));
@@ -156,6 +249,7 @@ class DistScanNewton : public ::testing::Test {
   std::unique_ptr<Transport> ranks_ = make_mpi_transport(), alone_ = make_single_transport();
   std::int64_t begin_ = 0;
   int scans_ = 0;
+  std::int64_t first_ = -1;  ///< tokens of the first of two sequences; -1: a fifth
 };
 
 TEST_F(DistScanNewton, FullTrajectory) {
@@ -186,6 +280,40 @@ TEST_F(DistScanNewton, ShootingWhereMemoryIsLong) {
     expect_right(cell, options, 1500, 0);
   }
   EXPECT_GT(scans_, 0) << "no Newton step was taken: the test shows nothing";
+}
+
+/// Newton steps go over the ranks as they would inside one, on the way that hosts take and on that of devices.
+TEST_F(DistScanNewton, StepsOverRanksAreThoseOfOneRank) {
+  const bool was = shoots_on_device();
+  for (const char* type : {"paragru", "paralstm"})
+    for (const bool device : {false, true})
+      for (const std::int64_t first : {0, 700}) {
+        shoots_on_device() = device;
+        test::RandomCell cell{type, 24, 2, 0.5};
+        cell.long_memory = true;  // several ranks long
+        NewtonOptions options;
+        options.precision = Precision::f64, options.method = NewtonMethod::shooting;
+        options.segment = 20, options.max_iterations = 7;
+        const std::int64_t tokens = 400 * ranks_->size();
+        first_ = std::min(first, tokens);
+        std::vector<double> chain, got;
+        const std::vector<double> alone = solve(*alone_, cell, options, tokens, got).residual_history;
+        for (const ScanAlgorithm algorithm : all_algorithms) {
+          options.scan = algorithm;
+          const NewtonReport report = solve(*ranks_, cell, options, tokens, got);
+          const std::string what = std::string(type) + (device ? " as on a device, " : ", ") +
+                                   std::string(name_of(algorithm)) + ", first " + std::to_string(first);
+          EXPECT_FALSE(report.scan.reason.empty()) << "no Newton step was taken: " << what;
+          EXPECT_TRUE(algorithm == ScanAlgorithm::automatic || report.scan.algorithm == algorithm) << what;
+          for (std::size_t i = 0; i < std::min(alone.size(), report.residual_history.size()) && alone[i] > 1e-8; ++i)
+            EXPECT_NEAR(report.residual_history[i], alone[i], 1e-4 * alone[i]) << what << ", pass " << i + 1;
+          if (algorithm == ScanAlgorithm::chain) chain = got;
+          if (algorithm == ScanAlgorithm::all_to_all || algorithm == ScanAlgorithm::all_gather) {
+            EXPECT_TRUE(got == chain) << what;
+          }
+        }
+      }
+  shoots_on_device() = was;
 }
 
 }  // namespace

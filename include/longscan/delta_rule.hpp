@@ -104,10 +104,11 @@ struct DeltaReport {
   std::int64_t bytes_exchanged = 0;       ///< sent by this and all other ranks
   ScanChoice scan;                        ///< how states passed over the ranks, and why so
   double seconds_scan = 0;                ///< the exchange between ranks, waiting included; this rank
-  /// Seconds from the start of the window's solve, this rank: what this part does to a state is known and the scan
-  /// begins; the state before the part is here; the outputs are done.
-  double at_scan = 0, at_states = 0, at_outputs = 0;
-  double seconds_solve = 0;  ///< everything, this rank
+  /// When this rank started to solve the window, on its steady clock, and seconds from then on: what this part does to
+  /// a state is known and the scan begins; the state before the part is here; the outputs are done.
+  double started = 0, at_scan = 0, at_states = 0, at_outputs = 0;
+  std::int64_t known_heads = 0;  ///< heads whose state this rank passed on without waiting for what comes in
+  double seconds_solve = 0;      ///< everything, this rank
 
   /// Counts of another window or problem added; the larger of what is a maximum, its own of what is of one window.
   DeltaReport& operator+=(const DeltaReport& other);

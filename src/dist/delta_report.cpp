@@ -16,7 +16,8 @@ DeltaReport& DeltaReport::operator+=(const DeltaReport& r) {
   boundaries_corrected += r.boundaries_corrected, map_tokens += r.map_tokens;
   segments += r.segments, tensor_tasks += r.tensor_tasks, general_tasks += r.general_tasks;
   bytes_exchanged += r.bytes_exchanged;
-  scan = r.scan, at_scan = r.at_scan, at_states = r.at_states, at_outputs = r.at_outputs;
+  scan = r.scan, started = r.started, known_heads = r.known_heads, at_scan = r.at_scan, at_states = r.at_states,
+  at_outputs = r.at_outputs;
   seconds_scan += r.seconds_scan, seconds_solve += r.seconds_solve;
   return *this;
 }

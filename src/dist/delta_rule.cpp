@@ -65,6 +65,7 @@ class Solver final : public DeltaRule::Impl {
     report_.scan = plan_.choice();
 
     solve_start_ = Clock::now();
+    report_.started = std::chrono::duration<double>(solve_start_.time_since_epoch()).count();
     pass_states(true);
     way_.report_boundaries(report_);
     PassSummary found = way_.outputs();
@@ -122,7 +123,9 @@ class Solver final : public DeltaRule::Impl {
     report_.at_scan = seconds_since(solve_start_);
     const ScanAlgorithm algorithm = plan_.choice().algorithm;
     if (algorithm == ScanAlgorithm::doubling || algorithm == ScanAlgorithm::mpi) way_.join_maps();
-    scan_.run(algorithm, way_.share(known), [&](std::int64_t begin, std::int64_t end) { way_.advance(begin, end); });
+    const ScanPart<T> share = way_.share(known);
+    report_.known_heads = share.links.sends() ? std::count(known.begin(), known.end(), 1) : 0;
+    scan_.run(algorithm, share, [&](std::int64_t begin, std::int64_t end) { way_.advance(begin, end); });
     report_.at_states = seconds_since(solve_start_);
     report_.seconds_scan = report_.at_states - report_.at_scan;
     way_.arrive();

@@ -542,11 +542,12 @@ void RankScan<T>::run(ScanAlgorithm algorithm, const ScanPart<T>& part, const Sc
     chain(part, here, advance);
   } else {
     const Marks marks = gather_marks(part);
-    if (!marks.any_open) return;
-    if (algorithm == ScanAlgorithm::all_to_all) all_to_all(part, marks);
-    if (algorithm == ScanAlgorithm::all_gather) all_gather(part, marks);
-    if (algorithm == ScanAlgorithm::doubling) doubling(part, marks);
-    if (algorithm == ScanAlgorithm::mpi) by_mpi(part, marks);
+    if (marks.any_open) {
+      if (algorithm == ScanAlgorithm::all_to_all) all_to_all(part, marks);
+      if (algorithm == ScanAlgorithm::all_gather) all_gather(part, marks);
+      if (algorithm == ScanAlgorithm::doubling) doubling(part, marks);
+      if (algorithm == ScanAlgorithm::mpi) by_mpi(part, marks);
+    }
   }
   ranks_.settle();
 }

@@ -25,7 +25,7 @@ constexpr std::int64_t look_products = std::int64_t{1} << 15;
 /// What stays with a kernel from solve to solve.
 template <class T>
 struct ShootingMemory {
-  DeviceArray<T> starts, ends, products, jumps;
+  DeviceArray<T> starts, ends, products, jumps, part_maps, delta_in, delta_out;
   DeviceArray<unsigned char> active;
   DeviceArray<double> squares, slot_jumps;
   DeviceArray<LaneGrowth> growth, stretches;
@@ -224,24 +224,24 @@ class DeviceShooting {
     if (!s_.kernel.mixes() && 20 * left_ > lanes && m_.warm_up_factor < 64) m_.warm_up_factor *= 4;
   }
 
+  /// An affine scan over the parts of the ranks, then along the borders of each.
   void newton_step() {
-    SharedVector<T> in(size_, T(0)), out(size_, T(0));
-    const auto step = [&](bool move) {
-      newton_lanes(grid_, k_, D_, arrays_, static_cast<const T*>(m_.jumps.data()), static_cast<const T*>(in.data()),
-                   out.data(), largest_product, move);
-    };
-    // a chain whatever else is asked for: the kernel applies a part's maps without making one of them
     ScanPart<T> share;
-    share.links = s_.part.links(), share.count = D_, share.known.assign(D_, s_.part.before < 0 ? 1 : 0);
-    share.in = {in.data(), 1, k_}, share.out = {out.data(), 1, k_};
+    share.links = s_.part.links(), share.count = D_;
+    const bool known = s_.part.before < 0 || grid_.runs > 1;  // the last run starts from an exact state
+    share.known.assign(D_, known ? 1 : 0);
     share.maps.n = k_, share.maps.m = 1, share.maps.leading = k_ + 1, share.maps.stride = k_ * (k_ + 1);
-    if (share.links.sends() && !share.links.receives()) step(false), Kokkos::fence();
-    if (share.links.sends() || share.links.receives())
-      RankScan<T>(s_.ranks).run(ScanAlgorithm::chain, share, [&](std::int64_t, std::int64_t) {
-        step(false);
-        Kokkos::fence();
-      });
-    step(true);
+    reserve(m_.part_maps, "longscan::newton::folded", D_ * share.maps.stride);
+    reserve(m_.delta_in, "longscan::newton::delta", size_), reserve(m_.delta_out, "longscan::newton::delta", size_);
+    share.maps.data = m_.part_maps.data();
+    share.in = {m_.delta_in.data(), 1, k_}, share.out = {m_.delta_out.data(), 1, k_};
+    const T* jumps = m_.jumps.data();
+    Kokkos::deep_copy(m_.delta_in, T(0));
+    newton_maps(grid_, k_, D_, arrays_, jumps, largest_product, share.maps, m_.delta_out.data());
+    const ScanAlgorithm algorithm = s_.plan.choose(s_.ranks, share);
+    s_.report.scan = s_.plan.choice();
+    RankScan<T>(s_.ranks).run(algorithm, share);
+    newton_lanes(grid_, k_, D_, arrays_, jumps, static_cast<const T*>(m_.delta_in.data()), largest_product);
   }
 
   /// Channels that mix: all runs token by token. (Settled segments are within the tolerance, not bit by bit, what the

@@ -268,7 +268,8 @@ class Shooting {
   bool passes_on(const Border& b) const { return b.before >= 0 || s_.part.before >= 0; }
   T jump(const Border& b, int c, int i) const { return jumps_[b.segment.slot * size_ + i * D_ + c]; }
 
-  /// The affine map of channel c from the delta that comes into the part to the one that goes out.
+  /// The affine map of channel c from the delta that comes into the part to the one that goes out; what overflows is
+  /// zero.
   void part_map(const std::vector<T>& products, const AffineMaps<T>& shape, std::int64_t one, int c, T* row) const {
     const int n = k_, ld = n + 1;
     std::vector<T> next(n * ld);
@@ -287,6 +288,8 @@ class Shooting {
         }
       std::copy(next.begin(), next.end(), row);
     }
+    for (int i = 0; i < n * ld; ++i)
+      if (!std::isfinite(static_cast<double>(row[i]))) row[i] = T(0);
   }
 
   /// Channel c of every start moves by P_{j-1} delta_{j-1}, from the delta that comes in on.

@@ -154,9 +154,25 @@ BorderVerdict hand_over(const SegmentGrid& grid, std::int64_t size, const Shooti
 
 namespace {
 
+/// P of a lane's segment; zeros where it is too large to be trusted.
+template <class T, int n>
+KOKKOS_INLINE_FUNCTION void load_product(const ShootingArrays<T>& lanes, std::int64_t slot, std::int64_t D,
+                                         std::int64_t d, T limit, T* P) {
+  bool usable = true;
+  for (int i = 0; i < n; ++i) {
+    T row = 0;
+    for (int j = 0; j < n; ++j) {
+      const T p = lanes.products[(slot * n * n + i * n + j) * D + d];
+      P[i * n + j] = p, row += p < T(0) ? -p : p;
+    }
+    usable = usable && row <= limit;
+  }
+  for (int i = 0; i < n * n && !usable; ++i) P[i] = T(0);
+}
+
 template <class T, int n>
 void newton_lanes_of(const SegmentGrid& grid, std::int64_t D, const ShootingArrays<T>& lanes, const T* jumps,
-                     const T* in, T* out, double largest, bool move) {
+                     const T* in, double largest) {
   constexpr T unit = std::numeric_limits<T>::epsilon();
   const T limit = static_cast<T>(largest);
   Kokkos::parallel_for(
@@ -177,40 +193,72 @@ void newton_lanes_of(const SegmentGrid& grid, std::int64_t D, const ShootingArra
             const T step = delta[i], moved = value + step;
             const T size = value < T(0) ? -value : value, step_size = step < T(0) ? -step : step;
             // steps of rounding size are left out, so that equal bits can be reached
-            if (move && step_size > 4 * unit * size && !is_non_finite(moved)) {
+            if (step_size > 4 * unit * size && !is_non_finite(moved)) {
               value = moved;
               lanes.active[slot * D + d] = 1;
             }
             delta[i] = step + jumps[at];
           }
           T P[n * n], next[n];
-          bool usable = true;
-          for (int i = 0; i < n; ++i) {
-            T row = 0;
-            for (int j = 0; j < n; ++j) {
-              const T p = lanes.products[(slot * n * n + i * n + j) * D + d];
-              P[i * n + j] = p, row += p < T(0) ? -p : p;
-            }
-            usable = usable && row <= limit;
-          }
+          load_product<T, n>(lanes, slot, D, d, limit, P);
           for (int i = 0; i < n; ++i) {
             next[i] = T(0);
-            for (int j = 0; j < n && usable; ++j) next[i] += P[i * n + j] * delta[j];
+            for (int j = 0; j < n; ++j) next[i] += P[i * n + j] * delta[j];
           }
           for (int i = 0; i < n; ++i) delta[i] = next[i];
         }
-        for (int i = 0; i < n; ++i) out[d * n + i] = delta[i];
       });
-  Space().fence();  // the host looks at `out`
+}
+
+template <class T, int n>
+void newton_maps_of(const SegmentGrid& grid, std::int64_t D, const ShootingArrays<T>& lanes, const T* jumps,
+                    double largest, const AffineMaps<T>& maps, T* constants) {
+  const T limit = static_cast<T>(largest);
+  Kokkos::parallel_for(
+      "longscan::shooting::maps", Range(0, D), KOKKOS_LAMBDA(const std::int64_t d) {
+        constexpr int width = n + 1;
+        T rows[n * width], next[n * width];
+        for (int i = 0; i < n; ++i)
+          for (int j = 0; j < width; ++j) rows[i * width + j] = i == j ? T(1) : T(0);
+        SegmentRun run = grid.first;
+        for (std::int64_t slot = 0; slot < grid.slots; ++slot) {
+          if (grid.runs > 1) run = grid.run_of(slot);
+          const bool exact = slot == run.slot && run.exact;
+          for (int i = 0; i < n * width && exact; ++i) rows[i] = T(0);
+          for (int i = 0; i < n && !exact; ++i) rows[i * width + n] += jumps[(slot * n + i) * D + d];
+          T P[n * n];
+          load_product<T, n>(lanes, slot, D, d, limit, P);
+          for (int i = 0; i < n; ++i)
+            for (int j = 0; j < width; ++j) {
+              T sum = 0;
+              for (int k = 0; k < n; ++k) sum += P[i * n + k] * rows[k * width + j];
+              next[i * width + j] = sum;
+            }
+          for (int i = 0; i < n * width; ++i) rows[i] = next[i];
+        }
+        T* to = maps.slot(d);
+        for (int i = 0; i < n; ++i) {
+          for (int j = 0; j < width; ++j)
+            to[i * maps.leading + j] = is_non_finite(rows[i * width + j]) ? T(0) : rows[i * width + j];
+          constants[d * n + i] = to[i * maps.leading + n];
+        }
+      });
 }
 
 }  // namespace
 
 template <class T>
 void newton_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes, const T* jumps,
-                  const T* in, T* out, double largest, bool move) {
-  if (state == 1) newton_lanes_of<T, 1>(grid, channels, lanes, jumps, in, out, largest, move);
-  if (state == 2) newton_lanes_of<T, 2>(grid, channels, lanes, jumps, in, out, largest, move);
+                  const T* in, double largest) {
+  if (state == 1) newton_lanes_of<T, 1>(grid, channels, lanes, jumps, in, largest);
+  if (state == 2) newton_lanes_of<T, 2>(grid, channels, lanes, jumps, in, largest);
+}
+
+template <class T>
+void newton_maps(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes, const T* jumps,
+                 double largest, const AffineMaps<T>& maps, T* constants) {
+  if (state == 1) newton_maps_of<T, 1>(grid, channels, lanes, jumps, largest, maps, constants);
+  if (state == 2) newton_maps_of<T, 2>(grid, channels, lanes, jumps, largest, maps, constants);
 }
 
 void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t runs, int channels,
@@ -254,16 +302,17 @@ void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t run
       });
 }
 
-#define LONGSCAN_INSTANTIATE(T)                                                                                      \
-  template void place_starts(const SegmentGrid&, std::int64_t, const T*, T*);                                        \
-  template void collect_states(const SegmentGrid&, std::int64_t, const T*, const T*, T*, T*);                        \
-  template BorderVerdict compare_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, T*);        \
-  template BorderVerdict measure_jumps(const SegmentGrid&, std::int64_t, std::int64_t, const ShootingArrays<T>&,     \
-                                       const T*, double*);                                                           \
-  template BorderVerdict hand_over(const SegmentGrid&, std::int64_t, const ShootingArrays<T>&, const T*,             \
-                                   const double*, double);                                                           \
-  template void newton_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, const T*, T*, double, \
-                             bool);
+#define LONGSCAN_INSTANTIATE(T)                                                                                   \
+  template void place_starts(const SegmentGrid&, std::int64_t, const T*, T*);                                     \
+  template void collect_states(const SegmentGrid&, std::int64_t, const T*, const T*, T*, T*);                     \
+  template BorderVerdict compare_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, T*);     \
+  template BorderVerdict measure_jumps(const SegmentGrid&, std::int64_t, std::int64_t, const ShootingArrays<T>&,  \
+                                       const T*, double*);                                                        \
+  template BorderVerdict hand_over(const SegmentGrid&, std::int64_t, const ShootingArrays<T>&, const T*,          \
+                                   const double*, double);                                                        \
+  template void newton_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, const T*, double); \
+  template void newton_maps(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, double,             \
+                            const AffineMaps<T>&, T*);
 LONGSCAN_INSTANTIATE(float)
 LONGSCAN_INSTANTIATE(double)
 #undef LONGSCAN_INSTANTIATE

@@ -45,12 +45,16 @@ BorderVerdict hand_over(const SegmentGrid& grid, std::int64_t size, const Shooti
 
 /// Starts have been handed over; here they move on by what the jumps further back will change,
 ///     delta_{j+1} = P_j delta_j + jump_{j+1}, delta = 0 at exact starts: start_{j+1} += P_j delta_j,
-/// P_j being left out where a row of it sums up to more than `largest`. `in` and `out` [channels][state]: P delta of
-/// the border before and after the part, in memory that kernels reach. Starts move, and lanes become active, only if
-/// `move`. States of one or two values. Launches "longscan::shooting::newton" and waits.
+/// P_j being left out where a row of it sums up to more than `largest`. States of one or two values. `in` [channels]
+/// [state]: P delta of the border before the part. Launches "longscan::shooting::newton".
 template <class T>
 void newton_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes, const T* jumps,
-                  const T* in, T* out, double largest, bool move);
+                  const T* in, double largest);
+/// What the part does to that delta: the map from `in` to P delta of its last border, [A | b] of channel d in slot d;
+/// b alone in `constants` [channels][state]. What overflows is zero. Launches "longscan::shooting::maps".
+template <class T>
+void newton_maps(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes, const T* jumps,
+                 double largest, const AffineMaps<T>& maps, T* constants);
 
 /// A stretch of slots within one run.
 struct GrowthPiece {
