@@ -12,6 +12,7 @@
 #include "apps/memory.hpp"
 #include "apps/options.hpp"
 #include "apps/report.hpp"
+#include "apps/trace.hpp"
 #include "core/delta_chunk.hpp"
 #include "core/device_memory.hpp"
 
@@ -198,17 +199,22 @@ void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
   for (int i = 0; i < sets; ++i) arrays.push_back(std::make_unique<BenchArrays>(bench, part, type));
   Kokkos::fence();
 
-  DeltaReport report;
+  std::vector<DeltaReport> reports;
   int turn = 0;
   const Timing time = time_runs(bench.runs, [&] {
     const BenchArrays& a = *arrays[turn++ % sets];
     ranks.barrier();
-    report = rule.solve(window, a.in, a.out);
+    reports.push_back(rule.solve(window, a.in, a.out));
     ranks.barrier();
   });
+  const DeltaReport& report = reports.back();
   const double error = bench.check ? error_of(ranks, bench, *arrays.front(), window, part) : 0;
-  double scan = report.seconds_scan;  // of the last run; waiting for slower ranks included
-  ranks.all_reduce(&scan, 1, Transport::Reduction::max);
+  std::vector<double> scans;
+  for (const Trace& trace : gather_traces(ranks, reports)) scans.push_back(exchange_seconds(trace));
+  std::nth_element(scans.begin(), scans.begin() + scans.size() / 2, scans.end());
+  const double scan = scans[scans.size() / 2];
+  double waiting = report.seconds_scan;  // of the last run
+  ranks.all_reduce(&waiting, 1, Transport::Reduction::max);
   const ChunkProducts products(bench.chunk, bench.d_key, bench.d_value);
   const double flops = products.flops() * static_cast<double>(bench.tokens) / bench.chunk * bench.heads;
   const double rate = flops / time.median / 1e9 / ranks.size();
@@ -237,7 +243,8 @@ void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
   row["map_tokens"] = report.map_tokens;
   if (bench.check) row["error"] = error;
   row["scan"] = std::string(name_of(report.scan.algorithm)), row["transport"] = ranks.name();
-  row["scan_ms"] = 1e3 * scan, row["scan_share"] = scan / time.median;
+  row["scan_ms"] = 1e3 * scan, row["scan_share"] = scan / time.median, row["scan_and_waiting_ms"] = 1e3 * waiting;
+  row["staged"] = staged(ranks);
   if (bench.json) {
     std::printf("%s\n", nlohmann::json::array({row}).dump(2).c_str());
     return;
@@ -261,8 +268,10 @@ void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
                 100.0 * static_cast<double>(report.map_tokens) / static_cast<double>(bench.tokens) / bench.heads);
   }
   if (ranks.size() > 1)
-    std::printf("  scan by %s over %s %.3f ms\n", std::string(name_of(report.scan.algorithm)).c_str(),
-                ranks.name().c_str(), 1e3 * scan);
+    std::printf(
+        "  scan by %s over %s%s %.3f ms from the last rank's being ready, %.1f %% of the time; %.3f with waiting\n",
+        std::string(name_of(report.scan.algorithm)).c_str(), ranks.name().c_str(), staged(ranks) ? ", staged" : "",
+        1e3 * scan, 100 * scan / time.median, 1e3 * waiting);
   if (bench.check) std::printf("  error of the first head's outputs against float64 arithmetic: %.3e (RMS)\n", error);
 }
 

@@ -104,7 +104,8 @@ void bench_in(Transport& ranks, const BenchScan& bench) {
     ranks.all_reduce(difference, 1, Transport::Reduction::max);
     nlohmann::json row = time.json();
     row["name"] = "scan", row["algorithm"] = std::string(name_of(used)), row["maps"] = bench.maps;
-    row["ranks"] = ranks.size(), row["device"] = device_name(), row["transport"] = ranks.name();
+    row["ranks"] = ranks.size(), row["device"] = device_name(), row["transport"] = ranks.name(),
+    row["staged"] = staged(ranks);
     row["precision"] = sizeof(T) == 8 ? "f64" : "f32";
     row["elements"] = size.elements, row["n"] = part.maps.n, row["m"] = part.maps.m, row["segments"] = bench.segments;
     row["point_bytes"] = size.point_bytes, row["map_bytes"] = size.map_bytes;

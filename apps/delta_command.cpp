@@ -11,6 +11,7 @@
 #include "apps/setup.hpp"
 #include "apps/stop_request.hpp"
 #include "apps/stopwatch.hpp"
+#include "apps/trace.hpp"
 
 namespace longscan {
 namespace {
@@ -111,29 +112,6 @@ class DeltaSolve {
   std::int64_t window_ = 0, planned_bytes_ = 0;
 };
 
-/// When each rank was how far in the last window: seconds from its start. Collective.
-nlohmann::json trace_json(Transport& ranks, const DeltaReport& r) {
-  ranks.barrier();
-  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  const double mine[] = {r.started - now, r.at_scan, r.at_states, r.at_outputs, static_cast<double>(r.known_heads)};
-  constexpr std::size_t each = std::size(mine);
-  std::vector<double> all(each * static_cast<std::size_t>(ranks.size()));
-  ranks.all_gather(mine, sizeof mine, all.data());
-  double first = all[0];
-  for (std::size_t i = 0; i < all.size(); i += each) first = std::min(first, all[i]);
-  nlohmann::json rows = nlohmann::json::array();
-  for (std::size_t i = 0; i < all.size(); i += each) {
-    const double begins = all[i] - first;
-    rows.push_back({{"rank", i / each},
-                    {"begins", begins},
-                    {"scan_begins", begins + all[i + 1]},
-                    {"state_is_here", begins + all[i + 2]},
-                    {"outputs_done", begins + all[i + 3]},
-                    {"heads_passed_on_at_once", static_cast<std::int64_t>(all[i + 4])}});
-  }
-  return rows;
-}
-
 void say_what(Progress& progress, const std::vector<DeltaProblem>& problems, const DeltaCommand& command, int ranks) {
   for (const DeltaProblem& p : problems) {
     std::string text = std::string(name_of(p.variant)) + ", " + count_of(p.tokens(), "token") + " in " +
@@ -229,7 +207,10 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   if (command.solve.report.empty()) return;
   report["scan"] = std::string(name_of(total.scan.algorithm)) + (command.solve.reproducible ? " (fixed segments)" : "");
   report["scan_choice"] = scan_json(total.scan, ranks.size());
-  if (total.started > 0) report["trace"] = trace_json(ranks, total);  // else this run has solved nothing
+  if (total.started > 0) {  // else this run has solved nothing
+    const Trace trace = gather_traces(ranks, {total}).front();
+    report["trace"] = trace_json(trace), report["exchange_seconds"] = exchange_seconds(trace);
+  }
   report["precision"] = precision, report["tokens"] = tokens;
   std::int64_t sequences = 0;
   for (const DeltaProblem& p : problems) sequences += p.sequences().count();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/memory.hpp"
+#include "core/portable.hpp"
 #include "longscan/error.hpp"
 
 namespace longscan {
@@ -20,6 +21,10 @@ std::string device_name() {
   name += std::string(" (") + Kokkos::Cuda().cuda_device_prop().name + ")";
 #endif
   return name;
+}
+
+bool staged(const Transport& ranks) {
+  return !is_host_space<Kokkos::DefaultExecutionSpace> && ranks.size() > 1 && ranks.reach() == Transport::Reach::host;
 }
 
 nlohmann::json common_report(Transport& ranks, const std::string& command,
@@ -40,7 +45,7 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
   j["options"] = options;
   j["ranks"] = ranks.size();
   j["devices"] = device_name();
-  j["transport"] = ranks.name();
+  j["transport"] = ranks.name(), j["staged"] = staged(ranks);
   j["seconds"] = {
       {"read", times[0]}, {"solve", times[1]}, {"scan", times[2]}, {"write", times[3]}, {"total", times[4]}};
   const char* phases[] = {"read", "solve", "scan", "write", "total"};

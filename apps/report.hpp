@@ -28,6 +28,9 @@ std::string printable(const nlohmann::json& j);
 /// Write `report` to `path`, complete or not at all. On one rank.
 void write_report(const std::string& path, const nlohmann::json& report);
 
+/// Whether states go by way of the host's memory, since kernels run where the transport does not reach.
+bool staged(const Transport& ranks);
+
 /// "Serial" or "Cuda (NVIDIA H200)": what the kernels run on.
 std::string device_name();
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Measures the numbers that README.md states, on this machine: accuracy of the delta rule against float64, speed on one
-# and two ranks, the methods of `longscan newton`, the scan over ranks, and from file to file. Takes some minutes; wants an otherwise idle
-# machine.
+# and two ranks, the methods of `longscan newton`, the scan over ranks (the table as it stands there; wants a python3),
+# and from file to file. Takes some minutes; wants an otherwise idle machine.
 #   scripts/measure.sh [accuracy] [speed] [newton] [scan] [io]        (default: all five)
 #   scripts/measure.sh pictures        makes examples/pictures again (wants python3-matplotlib and python3-h5py)
 set -euo pipefail
@@ -73,13 +73,23 @@ fi
 
 if [[ $what == *scan* ]]; then
   echo
-  echo "== scan: every algorithm, model beside measurement; more ranks than cores share them"
+  echo "== scan: every algorithm, measured and by the model; more ranks than cores share them"
   for ranks in 2 4 8 16; do
-    for words in "--heads 16 --d-key 128 --d-value 128" "--heads 4 --d-key 64 --d-value 64" "--maps diagonal --hidden 1024"; do
+    while read -r name words; do
       # shellcheck disable=SC2086 # the words are options
-      mpirun --oversubscribe -n "$ranks" "$longscan" bench scan $words
-    done
+      timeout 120 mpirun --oversubscribe --bind-to none -n "$ranks" "$longscan" bench scan $words --json \
+        < /dev/null > "$work/scan-$name-$ranks.json" ||
+        { echo "longscan: $words on $ranks ranks did not end well" >&2; exit 1; }
+    done << 'ROWS'
+1 --heads 16 --d-key 128 --d-value 128
+2 --heads 4 --d-key 64 --d-value 64
+3 --heads 16 --d-key 128 --d-value 128 --segments 8
+4 --maps diagonal --hidden 1024
+5 --maps block --hidden 1024
+6 --maps dense --hidden 128
+ROWS
   done
+  python3 "$here/scripts/scan_table.py" "$work"/scan-*.json
 fi
 
 if [[ $what == *pictures* ]]; then

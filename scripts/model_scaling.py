@@ -4,6 +4,7 @@
 
   scripts/model_scaling.py [--costs FILE.json] [--solve-ns X] [--io-gbs X] [--tokens T …] [-o scaling.png]
   scripts/model_scaling.py --measure 1 2 4 8 [--longscan build/apps/longscan] -o scaling.png
+  scripts/model_scaling.py --measure 1 2 --launch "mpirun -n" --precision bf16 --measure-tokens 1048576    (two GPUs)
 
 Costs are those of a row of `longscan bench scan --json` (alpha, beta, apply, compose, launch) and the time of a token
 and head of `longscan bench delta --json`. --measure runs both here, on each of the numbers of ranks, and puts what it
@@ -77,6 +78,10 @@ class Problem:
         part = self.tokens / p * self.heads * ns * 1e-9
         return part * (1 + (map_factor if p > 1 else 0))
 
+    def factor_of(self, map_tokens):
+        """What so many tokens of maps cost beside the outputs: a map has K columns more than a state."""
+        return (1 + self.key / self.value) * map_tokens / (self.tokens * self.heads)
+
 
 def table(problem, ranks, costs, o):
     rows = []
@@ -118,28 +123,42 @@ def measure(o):
     found = {}
     for p in o.measure:
         scan = run_json(o, p, "bench", "scan", *sizes, "--runs", str(o.runs)) if p > 1 else []
-        delta = run_json(o, p, "bench", "delta", *sizes, "--tokens", str(o.tokens[0]), "--runs", "3")[0]
+        delta = run_json(o, p, "bench", "delta", *sizes, "--tokens", str(o.measure_tokens), "--precision", o.precision,
+                         "--runs", "3")[0]
         found[p] = {"scan": scan, "delta": delta}
     return found
 
 
 def print_check(found, o):
     cores = os.cpu_count()
-    print(f"\nmeasured here ({cores} cores; more ranks than cores share them), H = {o.heads}, K = {o.d_key}, V = {o.d_value}")
+    device = next(iter(found.values()))["delta"]["device"]
+    on_host = not device.startswith("Cuda")
+    where = f"{cores} cores; more ranks than cores share them" if on_host else f"{device}; one rank a GPU"
+    print(f"\nmeasured here ({where}), H = {o.heads}, K = {o.d_key}, V = {o.d_value}")
     print(f"{'P':>4} {'algorithm':>10} {'measured ms':>12} {'model ms':>10} {'measured / model':>17}")
     for p, f in found.items():
         for row in f["scan"]:
             ratio = row["median_ms"] / max(row["model_ms"], 1e-9)
             auto = "  <- auto" if row["chosen_by_auto"] else ""
             print(f"{p:>4} {row['algorithm']:>10} {row['median_ms']:>12.4g} {row['model_ms']:>10.4g} {ratio:>17.2f}{auto}")
-    print(f"\n{'P':>4} {'solve measured ms':>18} {'solve model ms':>15}   (T = {o.tokens[0]:,}; a core each as long as there are cores)")
+    problem = Problem(o, o.measure_tokens)
+    base = found[min(found)]["delta"]
+    base_p = min(min(found), cores) if on_host else min(found)
+    alone = base["ns_per_token_head"] * base_p / (1 + problem.factor_of(base["map_tokens"]))
+    print(f"\nthe whole solve, T = {o.measure_tokens:,}; model: {alone:.4g} ns a token and head, (1 + K/V) of that for one of a map, the scan")
+    print(f"{'P':>4} {'measured ms':>12} {'model ms':>10} {'measured / model':>17} {'tokens in maps':>15} {'scan ms':>9} {'its share':>10}")
     for p, f in found.items():
-        problem = Problem(o, o.tokens[0])
-        model = 1e3 * problem.solve_seconds(min(p, cores), o.solve_ns, o.map_factor)
-        print(f"{p:>4} {f['delta']['median_ms']:>18.4g} {model:>15.4g}")
+        d = f["delta"]
+        scan = next((row["model_ms"] for row in f["scan"] if row["chosen_by_auto"]), 0)
+        factor = problem.factor_of(d["map_tokens"])
+        model = 1e3 * problem.solve_seconds(min(p, cores) if on_host else p, alone, 0) * (1 + factor) + scan
+        print(f"{p:>4} {d['median_ms']:>12.4g} {model:>10.4g} {d['median_ms'] / model:>17.2f} "
+              f"{100 * d['map_tokens'] / (d['tokens'] * d['heads']):>14.1f}% {d['scan_ms']:>9.3g} {100 * d['scan_share']:>9.2f}%")
 
 
 def picture(all_rows, found, path):
+    if not path:
+        return
     try:
         import matplotlib
     except ImportError:
@@ -182,10 +201,12 @@ def main():
     parser.add_argument("--io-gbs", type=float, default=1.0, help="file bandwidth a rank, GB/s")
     parser.add_argument("--io-most-gbs", type=float, default=100.0, help="file bandwidth of all, GB/s")
     parser.add_argument("--measure", type=int, nargs="+", metavar="P", help="measure here on so many ranks and compare")
+    parser.add_argument("--measure-tokens", type=int, default=32768, metavar="T", help="of the solves that are measured")
+    parser.add_argument("--precision", default="f32", help="arithmetic of the solves that are measured (f64, f32, bf16)")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--launch", default="mpirun --oversubscribe -n", help="command before the number of ranks")
     parser.add_argument("--longscan", default="build/apps/longscan")
-    parser.add_argument("-o", "--output", default="scaling.png")
+    parser.add_argument("-o", "--output", default="scaling.png", help="the picture; '' for none")
     o = parser.parse_args()
 
     costs = {"alpha": 2e-6, "beta": 1e-10, "apply": 2e-4, "compose": 4e-4, "launch": 1e-6}
