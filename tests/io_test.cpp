@@ -239,7 +239,7 @@ TEST_F(IoTest, SaysWhatIsWrongWithADataset) {
       {"/int32", "dataset '/int32' holds 32-bit integers; floating-point numbers are needed"},
       {"/text", "dataset '/text' holds text"},
       {"/opaque8", "dataset '/opaque8' holds opaque bytes"},
-      {"/link", "'/link' cannot be opened"},
+      {"/link", "dataset '/link' is a link to '/nowhere', which cannot be opened"},
       {"/lzf", "dataset '/lzf' is compressed with the filter lzf (32000), which this HDF5 does not have"}};
   ASSERT_EQ(file.datasets("/").size(), problems.size());
   for (const DatasetInfo& d : file.datasets("/")) {
