@@ -60,7 +60,9 @@ void DatasetFinder::take(const std::string& role, bool required, Source& source)
     if (info.storage == Storage::integer)
       source.data[role] = std::move(info);
     else
-      problems_.push_back("dataset '" + info.path + "' must hold integers, the offsets of the sequences");
+      problems_.push_back(info.storage == Storage::unusable
+                              ? info.problem
+                              : "dataset '" + info.path + "' must hold integers, the offsets of the sequences");
   } else if (!info.usable()) {
     problems_.push_back(info.problem);
   } else {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <numeric>
 
 #include "longscan/error.hpp"
@@ -210,6 +211,26 @@ TEST_F(IoTest, ReadsEveryLayoutAndSlabs) {
             std::string::npos);
   fs::resize_file(at("raw.bin"), 100);
   EXPECT_NE(InputFile(at("external.h5")).find("/a/x")->problem.find("too short"), std::string::npos);
+}
+
+/// Or memory would be taken for what is not there.
+TEST_F(IoTest, SeesAShapeThatTheFileCannotHold) {
+  const std::vector<double> values = counting(4242);
+  { Maker(at("x.h5")).put("/x", H5T_IEEE_F64LE, {4242}, values.data()); }
+  std::fstream file(at("x.h5"), std::ios::in | std::ios::out | std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(file), {});
+  const std::string extent("\x92\x10\0\0\0\0\0\0", 8), damaged("\x92\x10\0\0\0\1\0\0", 8);
+  std::size_t changed = 0;
+  for (std::size_t at = bytes.find(extent); at != std::string::npos; at = bytes.find(extent, at), ++changed)
+    bytes.replace(at, extent.size(), damaged);
+  ASSERT_GT(changed, 0U);
+  file.seekp(0);
+  file << bytes << std::flush;
+  const auto info = InputFile(at("x.h5")).find("/x");
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->shape, Shape{(std::int64_t{1} << 40) + 4242});
+  EXPECT_FALSE(info->usable());
+  EXPECT_NE(info->problem.find("the file is damaged"), std::string::npos) << info->problem;
 }
 
 std::size_t pass_through(unsigned, size_t, const unsigned*, size_t bytes, size_t*, void**) { return bytes; }

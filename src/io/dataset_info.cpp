@@ -235,13 +235,27 @@ std::string look_at_virtual(hid_t dataset, hid_t creation, const std::string& fi
   return "";
 }
 
+/// A damaged shape may ask for more than there is: said before memory is taken for it.
+std::string look_at_contiguous(hid_t dataset) {
+  H5D_space_status_t status = H5D_SPACE_STATUS_ERROR;
+  if (H5Dget_space_status(dataset, &status) < 0 || status != H5D_SPACE_STATUS_ALLOCATED) return "";
+  const Hid file(H5Iget_file_id(dataset)), space(H5Dget_space(dataset)), type(H5Dget_type(dataset));
+  hsize_t there = 0;
+  if (H5Fget_filesize(file, &there) < 0) return "";
+  const hssize_t elements = H5Sget_simple_extent_npoints(space);
+  if (elements <= 0 || static_cast<hsize_t>(elements) <= there / H5Tget_size(type)) return "";
+  return "has " + std::to_string(elements) + " elements of " + std::to_string(H5Tget_size(type)) +
+         " bytes in a file of " + std::to_string(there) + " bytes: the file is damaged";
+}
+
 std::string storage_problem(hid_t dataset, hid_t creation, const std::string& file, std::vector<std::string>& filters,
                             int depth) {
   const std::string problem = look_at_filters(creation, filters);
   if (!problem.empty()) return problem;
   if (H5Pget_layout(creation) == H5D_VIRTUAL) return look_at_virtual(dataset, creation, file, depth);
+  if (H5Pget_layout(creation) != H5D_CONTIGUOUS) return "";
   const int external = H5Pget_external_count(creation);
-  return external > 0 ? look_at_external(creation, external, file) : "";
+  return external > 0 ? look_at_external(creation, external, file) : look_at_contiguous(dataset);
 }
 
 std::string describe_layout(hid_t creation, int rank) {
