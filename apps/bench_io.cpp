@@ -6,12 +6,14 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "apps/bench.hpp"
 #include "apps/generate_delta.hpp"
 #include "apps/options.hpp"
 #include "apps/report.hpp"
+#include "apps/setup.hpp"
 #include "io/posix_file.hpp"
 
 namespace longscan {
@@ -93,6 +95,14 @@ class MemorySolve {
   DeltaOutputs out_;
 };
 
+/// Collective. What the solve would choose.
+std::int64_t window_of(Transport& ranks, const DeltaCommand& solve) {
+  std::optional<DeltaProblem> problem;
+  agree(ranks, [&] { problem = find_problems(InputFile(solve.solve.input), solve).at(0); });
+  const DeltaRule rule(ranks, problem->shape, options_of(solve, *problem), problem->sequences(), problem->counting());
+  return choose_window(ranks, 0, needs_of(solve, *problem, rule, ranks.size()));
+}
+
 }  // namespace
 
 void run_bench_io(Transport& ranks, const BenchIo& bench) {
@@ -104,10 +114,7 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
   run_generate_delta(ranks, make);
   DeltaCommand solve;
   solve.solve.input = in, solve.solve.output = out, solve.solve.force = solve.solve.quiet = true;
-  const std::int64_t each = (bench.tokens + ranks.size() - 1) / ranks.size();
-  solve.solve.window = bench.window > 0
-                           ? bench.window
-                           : std::max<std::int64_t>(1, std::min(each, std::max<std::int64_t>(each / 16, 16384)));
+  solve.solve.window = bench.window > 0 ? bench.window : window_of(ranks, solve);
   const std::int64_t written =
       bench.tokens * bench.heads * bench.d_value * static_cast<std::int64_t>(size_of(bench.type));
 
@@ -115,7 +122,9 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
   std::vector<double> copies, solves, files;
   for (int i = 0; i <= bench.runs; ++i) {  // the first one warms up
     agree(ranks, [&] {
-      if (ranks.rank() == 0) io::reserve(io::create_locked(raw, raw), raw, written, 0);
+      if (ranks.rank() != 0) return;
+      fs::remove(out);  // neither of the two gives the blocks of an earlier file back
+      io::reserve(io::create_locked(raw, raw), raw, written, 0);
     });
     const double copy = seconds_of(ranks, [&] { copy_raw(ranks, in, raw, written); });
     const double from_memory = seconds_of(ranks, [&] { memory.run(); });

@@ -157,7 +157,7 @@ void bench_io_options(CLI::App& app, BenchIo& b) {
       ->check(whole_number(1, most_int))
       ->capture_default_str();
   choice(app, "--dtype", b.type, types, "type of the datasets (default f32)");
-  app.add_option("--window", b.window, "tokens per rank in memory at a time (default: a sixteenth)")
+  app.add_option("--window", b.window, "tokens per rank in memory at a time (default: as a solve chooses)")
       ->check(whole_number(1))
       ->type_name("TOKENS");
   app.add_option("--folder", b.folder, "where the files go; they are removed")->type_name("DIR")->capture_default_str();

@@ -52,6 +52,7 @@ WindowNeeds needs_of(const DeltaCommand& command, const DeltaProblem& problem, c
   WindowNeeds needs;
   needs.all = share_of(problem.tokens(), ranks);
   needs.in_and_out = DeltaPartBuffers::bytes_per_token(problem, command, delta_output_type(problem, command));
+  needs.any_cut = ranks == 1;  // ranks need maps, or a look back, in every window
   const std::int64_t state = static_cast<std::int64_t>(problem.shape.heads) * problem.shape.d_key *
                              problem.shape.d_value *
                              bytes_of(state_type_of(arithmetic_of(command.solve.precision, problem.widest())));

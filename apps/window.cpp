@@ -14,6 +14,8 @@ namespace {
 
 constexpr bool has_device = !kernels_reach_host;
 constexpr std::int64_t windows_to_overlap = 16, least_overlapping_tokens = 32768, least_overlapping_bytes = 64 << 20;
+constexpr std::int64_t cache_bytes = 8 << 20;  // a processor's, and enough for a disk to read at a time
+constexpr std::int64_t round_tokens = 256;
 
 }  // namespace
 
@@ -39,9 +41,12 @@ WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const Window
     return {tokens, fits(tokens)};
   }
   std::int64_t tokens = all;
-  if (needs.overlaps)
+  const std::int64_t each = std::max<std::int64_t>(1, needs.in_and_out);
+  if (needs.overlaps && needs.any_cut && !has_device)
+    tokens = std::min(all, std::max(round_tokens, cache_bytes / each / round_tokens * round_tokens));
+  else if (needs.overlaps)
     tokens = std::min(all, std::max({(all + windows_to_overlap - 1) / windows_to_overlap, least_overlapping_tokens,
-                                     least_overlapping_bytes / std::max<std::int64_t>(1, needs.in_and_out)}));
+                                     least_overlapping_bytes / each}));
   tokens = std::max(tokens, least);
   while (!fits(tokens) && tokens > least) tokens = std::max(least, (tokens + 1) / 2);
   return {tokens, fits(tokens)};

@@ -13,7 +13,8 @@ struct WindowNeeds {
   std::int64_t all = 0;         ///< tokens there are
   std::int64_t least = 1024;    ///< tokens that a window must have
   std::int64_t in_and_out = 0;  ///< bytes a token that are read and written
-  bool overlaps = true;         ///< the solve is not worse for being cut, so that files are read and written beside it
+  bool overlaps = true;         ///< the solve bears to be cut, so that files are read and written beside it
+  bool any_cut = false;         ///< however often: it loses nothing by a cut
   bool whole = false;           ///< it cannot be cut: a wanted window is set aside
   std::function<std::int64_t(std::int64_t)> work;  ///< further bytes for a window of so many tokens
   /// With more windows than one the next is read, and the one before is written, while one is solved: they take twice
@@ -33,8 +34,8 @@ struct WindowChoice {
   std::int64_t tokens = 1;  ///< of a rank at a time
   bool fits = true;
 };
-/// `wanted` tokens if that is > 0; else about a sixteenth of all, if that is long enough to be worth it, and no more
-/// than there is room for, but at least `least`.
+/// `wanted` tokens if that is > 0; else about a sixteenth of all, if that is long enough to be worth it, or what a
+/// cache holds if any cut will do; no more than there is room for, but at least `least`.
 WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const WindowNeeds& needs);
 
 /// Collective. The same for the room that there is on every rank. Throws Error(resources) with the number needed if it

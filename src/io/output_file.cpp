@@ -251,10 +251,14 @@ void OutputFile::write(const OutputDataset& dataset, const Slab& slab, const voi
   if (dataset.offset < 0) throw Error(ExitCode::internal, what + " has no place in the file");
   const auto size = static_cast<std::int64_t>(size_of(dataset.type));
   const auto* bytes = static_cast<const char*>(data);
+  std::int64_t begin = 0, end = 0;
   // What lies between two runs belongs to other ranks: each run is a write of its own, none is read and written back.
   io::for_each_run(dataset.shape, slab, [&](std::int64_t in_dataset, std::int64_t in_slab, std::int64_t elements) {
+    if (in_slab == 0) begin = dataset.offset + in_dataset * size;
+    end = dataset.offset + (in_dataset + elements) * size;
     io::write_all(impl_->file, bytes + in_slab * size, elements * size, dataset.offset + in_dataset * size, what);
   });
+  io::begin_sync(impl_->file, begin, end - begin);
 }
 
 void OutputFile::sync() { io::sync_file(impl_->file, impl_->part); }

@@ -204,6 +204,10 @@ void copy_bytes(const FileDescriptor& from, const FileDescriptor& to, std::int64
   }
 }
 
+void begin_sync(const FileDescriptor& file, std::int64_t offset, std::int64_t bytes) {
+  (void)sync_file_range(file.get(), offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
+
 void sync_file(const FileDescriptor& file, const std::string& path) {
   if (uninterrupted([&] { return fsync(file.get()); }) != 0) fail("cannot bring '" + path + "' to disk", errno);
 }

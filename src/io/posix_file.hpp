@@ -69,6 +69,9 @@ void cut(const FileDescriptor& file, const std::string& path, std::int64_t bytes
 void copy_bytes(const FileDescriptor& from, const FileDescriptor& to, std::int64_t offset, std::int64_t bytes,
                 const std::string& what);
 
+/// The system may begin to bring these bytes to disk, so that `sync_file` has less to wait for. Errors come from there.
+void begin_sync(const FileDescriptor& file, std::int64_t offset, std::int64_t bytes);
+
 /// fsync(2).
 void sync_file(const FileDescriptor& file, const std::string& path);
 
