@@ -47,7 +47,8 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 MpiDefault=none
 ReturnToService=2
-KillWait=20
+KillWait=120
+MinJobAge=3600
 OverTimeLimit=0
 SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
@@ -55,14 +56,14 @@ PreemptMode=REQUEUE
 MailProg=/bin/true
 NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus Boards=1 SocketsPerBoard=1 CoresPerSocket=$cpus ThreadsPerCore=1 RealMemory=1024 State=UNKNOWN
 PartitionName=normal Nodes=$host Default=YES MaxTime=01:00:00 PriorityTier=1 PreemptMode=OFF
-PartitionName=low Nodes=$host MaxTime=01:00:00 PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+PartitionName=low Nodes=$host MaxTime=01:00:00 PriorityTier=1 PreemptMode=REQUEUE GraceTime=600
 PartitionName=high Nodes=$host MaxTime=01:00:00 PriorityTier=10 PreemptMode=OFF
 CONF
 }
 
-# until COMMAND…: at most 30 seconds
+# until_true COMMAND…: at most two minutes
 until_true() {
-  for _ in {1..150}; do
+  for _ in {1..600}; do
     if "$@" > /dev/null 2>&1; then return 0; fi
     sleep 0.2
   done
