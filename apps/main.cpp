@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <malloc.h>
 #include <mpi.h>
 
 #include <Kokkos_Core.hpp>
@@ -9,9 +10,11 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "apps/options.hpp"
+#include "apps/stop_request.hpp"
 #include "apps/watchdog.hpp"
 
 namespace {
@@ -43,8 +46,17 @@ Outcome run(longscan::Transport& ranks, int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return {static_cast<int>(longscan::ExitCode::resources),
             "out of memory on rank " + std::to_string(ranks.rank()) + "; try more ranks or a smaller --window"};
+  } catch (const std::system_error& e) {  // threads
+    const bool memory =
+        e.code() == std::errc::resource_unavailable_try_again || e.code() == std::errc::not_enough_memory;
+    return {static_cast<int>(memory ? longscan::ExitCode::resources : longscan::ExitCode::internal),
+            (memory ? "out of memory for threads on rank " : "internal error on rank ") + std::to_string(ranks.rank()) +
+                ": " + e.what()};
   } catch (const std::exception& e) {
-    return {1, "internal error on rank " + std::to_string(ranks.rank()) + ": " + e.what()};
+    const bool memory = std::strstr(e.what(), "Kokkos failed to allocate memory") != nullptr;
+    return {static_cast<int>(memory ? longscan::ExitCode::resources : longscan::ExitCode::internal),
+            (memory ? "out of memory on rank " : "internal error on rank ") + std::to_string(ranks.rank()) + ": " +
+                e.what()};
   }
 }
 
@@ -91,6 +103,9 @@ int main(int argc, char** argv) {
     if (!outcome.message.empty()) say(outcome.message);
     return outcome.code;
   }
+#ifdef M_ARENA_MAX
+  mallopt(M_ARENA_MAX, 2);  // every thread would take a range of addresses, of which a batch system may allow few
+#endif
   // Ranks that wait for messages leave their core to the threads that read and write (Open MPI's word for it).
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int provided = 0;
@@ -108,6 +123,7 @@ int main(int argc, char** argv) {
     outcome = {1, std::string("internal error: ") + e.what()};
   }
   const int code = agree_on(outcome);
+  longscan::ignore_stop_signals();
   longscan::stop_watchdog();
   MPI_Finalize();
   return code;

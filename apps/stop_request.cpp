@@ -48,6 +48,10 @@ void install_stop_signals() {
   }
 }
 
+void ignore_stop_signals() {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
+}
+
 int stop_requested() { return requested; }
 
 }  // namespace longscan

@@ -8,6 +8,10 @@ namespace longscan {
 /// may both pass a signal on. To be called when MPI and the device are up, as their start may install handlers too.
 void install_stop_signals();
 
+/// Once the exit code is settled: launchers end the other ranks when the first has ended with an error, and that must
+/// not become their exit code.
+void ignore_stop_signals();
+
 /// The signal that asked to stop; 0: none.
 int stop_requested();
 
