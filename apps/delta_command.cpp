@@ -6,6 +6,7 @@
 #include "apps/batch_run.hpp"
 #include "apps/carrier.hpp"
 #include "apps/delta_file.hpp"
+#include "apps/memory.hpp"
 #include "apps/pipeline.hpp"
 #include "apps/report.hpp"
 #include "apps/setup.hpp"
@@ -167,6 +168,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   if (batch.complete()) return progress.say(command.solve.output + " is complete already");
   SharedOutput& out = batch.open_output(delta_outputs(problems, command));
 
+  std::int64_t program_bytes = resident_memory();
   Seconds seconds;
   DeltaReport total;
   if (batch.resumed()) total = report_from(batch.report());
@@ -217,6 +219,8 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   report["sequences"] = sequences;
   report["tokens_per_second"] = static_cast<double>(solved) / std::max(1e-9, report["seconds"]["total"].get<double>());
   report["window_tokens"] = window, report["planned_memory_bytes"] = planned_bytes;
+  ranks.all_reduce(&program_bytes, 1, Transport::Reduction::max);
+  report["program_memory_bytes"] = program_bytes;
   if (batch.resumed()) report["resumed_at_token"] = tokens - solved;
   report["bytes"]["exchanged"] = total.bytes_exchanged;
   report["checks"] = {{"stability_breaches", total.stability_breaches},

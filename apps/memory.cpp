@@ -50,10 +50,10 @@ std::int64_t group_leaves() {
 
 }  // namespace
 
-std::int64_t available_memory() {
+std::int64_t available_memory(int processes) {
   std::int64_t least = kilobytes("/proc/meminfo", "MemAvailable");
   if (least < 0) least = std::numeric_limits<std::int64_t>::max();
-  least = std::min(least, group_leaves());
+  least = std::min(least, group_leaves()) / processes;
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
     const std::int64_t used = std::max<std::int64_t>(0, kilobytes("/proc/self/status", "VmSize"));
@@ -61,6 +61,8 @@ std::int64_t available_memory() {
   }
   return least;
 }
+
+std::int64_t resident_memory() { return std::max<std::int64_t>(0, kilobytes("/proc/self/status", "VmRSS")); }
 
 std::int64_t peak_memory() { return std::max<std::int64_t>(0, kilobytes("/proc/self/status", "VmHWM")); }
 

@@ -5,9 +5,11 @@
 
 namespace longscan {
 
-/// Bytes of host memory this process may still take: the least of what the machine has free, its control group
-/// allows, and its address-space limit leaves. Divide by the ranks of the node.
-std::int64_t available_memory();
+/// Bytes of host memory that each of so many processes of this node may still take: its share of what the machine has
+/// free and its control group allows, and no more than its own address-space limit leaves.
+std::int64_t available_memory(int processes = 1);
+/// What this process holds now: before a solve, what the program and its libraries take by themselves.
+std::int64_t resident_memory();
 /// The most this process has held at once.
 std::int64_t peak_memory();
 /// Throws Error(resources) unless this process may take so many bytes more; `what` takes them.

@@ -276,13 +276,17 @@ class NewtonSolve {
     for (const std::string& name : state_names(network)) {
       const std::vector<std::byte>& values = name == "h" ? slot.h : slot.c;
       const std::vector<std::byte>& finals = name == "h" ? slot.h_final : slot.c_final;
-      std::vector<std::byte> converted(slot.out.part.size() * width * size_of(type));
-      for (std::int64_t i = 0; i < slot.out.part.size() * width; ++i)
-        store(converted.data(), type, i, load<double>(values.data(), state_, i));
+      std::vector<std::byte> converted;
+      if (type != state_) {
+        converted.resize(slot.out.part.size() * width * size_of(type));
+        for (std::int64_t i = 0; i < slot.out.part.size() * width; ++i)
+          store(converted.data(), type, i, load<double>(values.data(), state_, i));
+      }
+      const std::byte* const written = type == state_ ? values.data() : converted.data();
       for_pieces(problem_.sources, slot.out.part,
                  [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
                    out_.write(dataset_path(source.group, name), token_slab(source, b, token, n, width),
-                              converted.data() + at * width * static_cast<std::int64_t>(size_of(type)));
+                              written + at * width * static_cast<std::int64_t>(size_of(type)));
                  });
       for (std::size_t i = 0; i < slot.out.runs.size(); ++i) {
         const auto [source, sequence] = source_of_sequence(problem_.sources, slot.out.runs[i].sequence);
@@ -411,6 +415,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   if (batch.complete()) return progress.say(command.solve.output + " is complete already");
   SharedOutput& out = batch.open_output(newton_outputs(problems, command, network, state_type_of(arithmetic)));
 
+  std::int64_t program_bytes = resident_memory();
   Seconds seconds;
   NewtonReport worst;
   std::int64_t done = 0, bytes_read = 0, exchanged = 0, solved = 0, window = 0, planned_bytes = 0;
@@ -472,6 +477,8 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   report["tokens"] = tokens, report["sequences"] = sequences;
   report["tokens_per_second"] = static_cast<double>(solved) / std::max(1e-9, report["seconds"]["total"].get<double>());
   report["window_tokens"] = window, report["planned_memory_bytes"] = planned_bytes;
+  ranks.all_reduce(&program_bytes, 1, Transport::Reduction::max);
+  report["program_memory_bytes"] = program_bytes;
   if (batch.resumed()) report["resumed_at_token"] = tokens - solved;
   report["bytes"]["exchanged"] = exchanged;
   report["checks"] = nlohmann::json::object();

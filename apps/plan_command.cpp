@@ -305,7 +305,7 @@ ScanCosts costs_of(const Outline& o, const PlanCommand& plan) {
   return costs;
 }
 
-json plan_of(const Outline& o, const PlanCommand& plan, const WindowRoom& room) {
+json plan_of(const Outline& o, const PlanCommand& plan, const WindowRoom& room, std::int64_t program_bytes) {
   const std::int64_t P = plan.ranks, all = std::max<std::int64_t>(1, o.needs.all);
   const auto [window, fits] = window_in(room, plan.delta.solve.window, o.needs);
   const std::int64_t windows = std::max<std::int64_t>(1, (o.tokens + P * window - 1) / (P * window));
@@ -344,6 +344,7 @@ json plan_of(const Outline& o, const PlanCommand& plan, const WindowRoom& room) 
             {"memory",
              {{"usable_bytes", room.host},
               {"needed_bytes", o.needs.host(window)},
+              {"program_bytes", program_bytes},
               {"in_and_out_bytes", window * o.needs.in_and_out},
               {"all_at_once_bytes", o.needs.host(all)},
               {"device_usable_bytes", room.device},
@@ -400,7 +401,8 @@ void print(const json& j, const PlanCommand& plan) {
               count_of(j.at("sequences"), "sequence").c_str(), count_of(ranks, "rank").c_str());
   const json& m = j.at("memory");
   line("memory per rank", bytes_of(m.at("needed_bytes")) + " (" + bytes_of(m.at("in_and_out_bytes")) +
-                              " of it inputs and outputs); " + bytes_of(m.at("usable_bytes")) + " may be used (" +
+                              " of it inputs and outputs) beside " + bytes_of(m.at("program_bytes")) +
+                              " of the program itself; " + bytes_of(m.at("usable_bytes")) + " may be used (" +
                               (plan.memory > 0 ? "--memory" : "nine tenths of what is free here") + ")" +
                               (j.at("fits") ? "" : ": DOES NOT FIT"));
   if (m.at("device_needed_bytes") > 0)
@@ -447,11 +449,12 @@ void run_plan(Transport& ranks, const PlanCommand& asked) {
     const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     const int on_node = plan.ranks_per_node > 0 ? plan.ranks_per_node : std::min(plan.ranks, cores);
     WindowRoom room = room_here(on_node);
+    const std::int64_t program_bytes = resident_memory();
     if (plan.memory > 0) room.host = room.device = static_cast<std::int64_t>(plan.memory);
     json all = json::array();
     std::string wrong;
     for (const Outline& o : outlines(plan)) {
-      all.push_back(plan_of(o, plan, room));
+      all.push_back(plan_of(o, plan, room, program_bytes));
       const json& j = all.back();
       if (!plan.json) print(j, plan);
       const json& m = j.at("memory");

@@ -80,8 +80,10 @@ WindowNeeds needs_of(const NewtonCommand& command, const NewtonProblem& problem,
   needs.whole = network.directions > 1;
   const NewtonMethod m = command.method;
   needs.overlaps = m == NewtonMethod::automatic || m == NewtonMethod::shooting || m == NewtonMethod::sequential;
-  // what is written is converted on the way
-  const std::int64_t converted = outputs * bytes_of(newton_output_type(problem, command));
+  // what is written, h or c, may be converted on the way
+  const DType written = newton_output_type(problem, command);
+  const std::int64_t converted =
+      written == state_type_of(arithmetic) ? 0 : network.directions * network.channels * bytes_of(written);
   needs.work = [converted, &solver](std::int64_t n) { return n * converted + solver.workspace_bytes(n); };
   return needs;
 }

@@ -20,7 +20,7 @@ constexpr std::int64_t round_tokens = 256;
 }  // namespace
 
 std::int64_t WindowNeeds::host(std::int64_t tokens) const {
-  return (tokens < all ? 2 : 1) * tokens * in_and_out + (has_device ? 0 : work(tokens));
+  return (tokens + std::clamp<std::int64_t>(all - tokens, 0, tokens)) * in_and_out + (has_device ? 0 : work(tokens));
 }
 
 std::int64_t WindowNeeds::device(std::int64_t tokens) const {
@@ -29,7 +29,7 @@ std::int64_t WindowNeeds::device(std::int64_t tokens) const {
 
 WindowRoom room_here(int ranks_of_node) {
   // every rank of a node takes the same share of what is free now
-  return {available_memory() / ranks_of_node / 10 * 9, has_device ? free_device_memory() / ranks_of_node / 10 * 9 : 0};
+  return {available_memory(ranks_of_node) / 10 * 9, has_device ? free_device_memory() / ranks_of_node / 10 * 9 : 0};
 }
 
 WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const WindowNeeds& needs) {

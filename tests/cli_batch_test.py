@@ -8,6 +8,7 @@ Jobs are stopped, killed and hindered while they run. Each must end by itself, w
 --resume must then finish as if nothing had happened.
 """
 import contextlib
+import json
 import os
 import random
 import re
@@ -451,6 +452,30 @@ class Faults(Batch):
         p = subprocess.run([cli_test.LONGSCAN, "info"], env=env, capture_output=True, text=True)
         self.assertEqual(p.returncode, USAGE, p.stderr)
         self.one_message(p.stderr, "--mpi=pmix")
+
+
+class Memory(Command):
+    """Bounded by the window, and as planned, where memory is less than the file."""
+
+    def test_less_than_the_file(self):
+        limit = 512 << 20  # of addresses: libraries and threads take the most of it
+        path, out, report = self.at("in.h5"), self.at("out.h5"), self.at("report.json")
+        for solver, sizes, windows in (
+                ("delta", ("--tokens", 400000, "--heads", 2, "--d-key", 64, "--d-value", 64), ((), ("--window", 2048))),
+                ("newton", ("--tokens", 700000, "--cell", "paragru", "--hidden", 8, "--input", 200),
+                 (("--window", 16384), ("--window", 3000)))):
+            self.succeed("generate", solver, "-o", path, "--force", *sizes)
+            self.assertGreater(os.path.getsize(path), limit)
+            for words in windows:
+                for ranks in (1, 3):
+                    with self.subTest(solver=solver, words=words, ranks=ranks):
+                        code, _, err = self.run_longscan(solver, path, "-o", out, "--force", "--report", report, *words,
+                                                         ranks=ranks, limit=limit)
+                        self.assertEqual(code, 0, err)
+                        with open(report) as f:
+                            r = json.load(f)
+                        planned = r["planned_memory_bytes"] + r["program_memory_bytes"]
+                        self.assertLess(abs(r["peak_memory_bytes"] / planned - 1), 0.1, r)
 
 
 class Kill(Batch):

@@ -294,6 +294,7 @@ class Plan(Command):
         path = self.at("in.h5")
         self.succeed("generate", "delta", "-o", path, "--tokens", "20000", "--heads", "2", "--quiet")
         p = self.plan(path, "--ranks", "2")
+        self.assertGreater(p["memory"]["program_bytes"], 1 << 20)
         self.assertEqual((p["tokens"], p["tokens_per_rank"], p["solver"]), (20000, 10000, "delta"))
         self.assertGreaterEqual(p["seconds"]["solve_most"], p["seconds"]["solve_least"])
         # what it says will be read is what is read

@@ -351,12 +351,16 @@ TokenRange Newton::part(TokenRange window) const { return impl_->cuts.part(windo
 std::vector<Run> Newton::runs(TokenRange window) const { return impl_->cuts.runs(window); }
 std::int64_t Newton::workspace_bytes(std::int64_t tokens) const {
   const NewtonMethod method = impl_->options.method;
-  std::int64_t bytes = tokens * impl_->bytes_per_token() + (std::int64_t{16} << 20);
-  if (is_full(method)) bytes += std::int64_t{192} << 20;  // maps in flight, and what is made of them
-  if (method == NewtonMethod::elk) {                      // the filter's six numbers a state value
-    const std::int64_t element = static_cast<std::int64_t>(size_of(state_type_of(impl_->options.precision)));
-    bytes += tokens * 6 * impl_->shape.state * impl_->shape.channels * element;
+  std::int64_t bytes = tokens * impl_->bytes_per_token() + (std::int64_t{4} << 20);  // weights, states of segments
+  const NetworkShape& shape = impl_->shape;
+  const std::int64_t values = static_cast<std::int64_t>(shape.state) * shape.channels *
+                              static_cast<std::int64_t>(size_of(state_type_of(impl_->options.precision)));
+  if (is_full(method)) {  // maps in flight, and what is made of them
+    const bool mixes = shape.type != "paragru" && shape.type != "paralstm";
+    const std::int64_t row = method != NewtonMethod::newton ? 1 : mixes ? shape.state * shape.channels : shape.state;
+    bytes += 3 * std::min(std::int64_t{64} << 20, tokens * values * (row + 1));
   }
+  if (method == NewtonMethod::elk) bytes += tokens * 6 * values;  // the filter's six numbers a state value
   return bytes;
 }
 NewtonReport Newton::solve(TokenRange window, const NewtonData& data) { return impl_->solve(window, data); }
