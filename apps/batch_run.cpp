@@ -29,10 +29,14 @@ BatchRun::BatchRun(Transport& ranks, const SolveOptions& options, Checkpoint ide
   if (!start_watchdog(options.stall_timeout) && options.stall_timeout > 0)
     progress_.say("note: this MPI has no MPI_THREAD_MULTIPLE, so nothing watches for ranks that are stuck");
 
+  const nlohmann::json solve = {state_.command, state_.fingerprint, state_.options};
+  state_.attributes["solve_fingerprint"] =
+      text_hash(solve.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   std::string text;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
     find_checkpoint();
+    if (!complete_ && !options.checkpoint.empty()) check_checkpoint_path(path_);
     nlohmann::json j = {to_text(state_), resumed_, complete_};
     text = j.dump();
   });
@@ -59,13 +63,17 @@ void BatchRun::find_checkpoint() {
     if (there) (void)read_checkpoint(path_);  // nothing else is removed
     return;
   }
+  if (!there && !options_.force && finished_before(state_.attributes) && !input_is_newer()) {
+    complete_ = true;
+    return;
+  }
   if (!there) {
     progress_.say("note: there is no checkpoint " + path_ + " yet; starting from the beginning");
     return;
   }
   Checkpoint found = read_checkpoint(path_);
   compare(found);
-  if (finished_before(found)) {
+  if (finished_before(found.attributes)) {
     complete_ = true;
     return;
   }
@@ -95,16 +103,28 @@ void BatchRun::compare(const Checkpoint& found) const {
     refuse("the input " + options_.input + " was written again since (size or time of change differ)");
 }
 
-/// Killed between renaming the output and removing the checkpoint.
-bool BatchRun::finished_before(const Checkpoint& found) const {
+/// Killed between renaming the output and removing the checkpoint, or started once more.
+bool BatchRun::finished_before(const Attributes& attributes) const {
   std::error_code ignored;
   if (fs::exists(OutputFile::temporary_name(options_.output), ignored) || !fs::exists(options_.output, ignored))
     return false;
-  const InputFile output(options_.output);
-  for (const auto& [name, value] : found.attributes)
-    if (const auto* text = std::get_if<std::string>(&value); text && output.text_attribute("/", name) != *text)
-      return false;
-  return true;
+  try {
+    const InputFile output(options_.output);
+    for (const auto& [name, value] : attributes)
+      if (const auto* text = std::get_if<std::string>(&value);
+          text && name != "option_window" && output.text_attribute("/", name) != *text)
+        return false;
+    return true;
+  } catch (const Error&) {  // not of ours
+    return false;
+  }
+}
+
+/// Than the output: the fingerprint does not see every value.
+bool BatchRun::input_is_newer() const {
+  std::error_code error;
+  const auto input = fs::last_write_time(options_.input, error), output = fs::last_write_time(options_.output, error);
+  return error || input > output;
 }
 
 std::int64_t BatchRun::window() const {

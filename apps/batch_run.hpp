@@ -50,7 +50,8 @@ class BatchRun {
  private:
   void find_checkpoint();
   void compare(const Checkpoint& found) const;
-  bool finished_before(const Checkpoint& found) const;
+  bool finished_before(const Attributes& attributes) const;
+  bool input_is_newer() const;
   void save(const Place& place, const std::function<void()>& written);
 
   Transport& ranks_;

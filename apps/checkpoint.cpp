@@ -91,6 +91,11 @@ Checkpoint checkpoint_from_text(const std::string& text) {
   return c;
 }
 
+void check_checkpoint_path(const std::string& path) {
+  const io::FileDescriptor file = io::create_locked(temporary_name(path), path);
+  std::remove(temporary_name(path).c_str());
+}
+
 void write_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   const std::string text = to_text(checkpoint);
   std::string bytes = first_line + std::to_string(text.size()) + "\n" + text;

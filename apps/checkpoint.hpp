@@ -35,6 +35,9 @@ struct Checkpoint {
   std::vector<std::byte> state;  ///< the solver's, as `DeltaRule::state` and `Newton::state` give it
 };
 
+/// On one rank. Throws file_io if none could be written there: better now than when the first is due.
+void check_checkpoint_path(const std::string& path);
+
 /// On one rank. Throws file_io.
 void write_checkpoint(const std::string& path, const Checkpoint& checkpoint);
 

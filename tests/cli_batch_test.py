@@ -241,6 +241,20 @@ class Resume(Batch):
         self.assertIn("complete already", self.resume("delta"))
         self.same("delta")
 
+    def test_once_more_after_the_end(self):
+        path = shutil.copy2(self.input_of("delta")[0], self.at("in.h5"))
+        self.resume("delta", path=path)
+        before = contents(self.at("out.h5"))
+        self.assertIn("complete already", self.resume("delta", path=path))
+        code, err = self.job("delta", "--resume", "--window", "30000", path=path, ranks=2).end()
+        self.assertEqual(code, 0, err)
+        self.assertIn("complete already", err)
+        for words in (("--chunk", "32"), ("--output-dtype", "f64")):
+            self.refuse(USAGE, ("--resume", *words), "out.h5", "exists", path=path)
+        os.utime(path)
+        self.refuse(USAGE, ("--resume",), "out.h5", "exists", path=path)
+        self.assertEqual(contents(self.at("out.h5")), before)
+
     def refuse(self, code, words, *texts, path=None):
         before = self.left()
         found, err = self.job("delta", *words, path=path).end()
@@ -288,6 +302,10 @@ class Resume(Batch):
         self.refuse(BAD_INPUT, ("--force",), "not a checkpoint")
         code, err = Job(("delta", path, "-o", self.at("b.h5"), "--checkpoint", path), 1, self.folder).end()
         self.assertEqual(code, USAGE, err)
+        # before anything is solved
+        code, err = Job(("delta", path, "-o", self.at("b.h5"), "--checkpoint", self.at("no/c")), 2, self.folder).end()
+        self.assertEqual(code, FILE_IO, err)
+        self.one_message(err, "no/c", "there is no directory")
 
     def test_starting_anew(self):
         self.stopped("delta")
