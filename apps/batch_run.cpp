@@ -21,7 +21,7 @@ std::string signal_name(int signal) {
 
 BatchRun::BatchRun(Transport& ranks, const SolveOptions& options, Checkpoint identity, Progress& progress)
     : ranks_(ranks), options_(options), state_(std::move(identity)), progress_(progress) {
-  path_ = options.checkpoint.empty() ? options.output + ".checkpoint" : options.checkpoint;
+  path_ = checkpoint_path(options);
   if (options.checkpoint_every)
     every_ = *options.checkpoint_every;
   else if (!options.checkpoint.empty())
@@ -49,9 +49,6 @@ BatchRun::BatchRun(Transport& ranks, const SolveOptions& options, Checkpoint ide
 
 void BatchRun::find_checkpoint() {
   std::error_code ignored;
-  for (const std::string& other : {options_.input, options_.output})
-    if (same_file(path_, other))
-      throw Error(ExitCode::usage, "the checkpoint " + path_ + " is the input or the output; give another name");
   const bool there = fs::exists(path_, ignored);
   if (there && !fs::is_regular_file(path_, ignored))
     throw Error(ExitCode::usage, "the checkpoint " + path_ + " is not a regular file; give another name");
@@ -60,7 +57,7 @@ void BatchRun::find_checkpoint() {
     if (there && !options_.force)
       throw Error(ExitCode::usage, "there is a checkpoint " + path_ +
                                        ": --resume continues from it, --force starts anew (and removes it)");
-    if (there) (void)read_checkpoint(path_);  // nothing else is removed
+    if (there) check_is_checkpoint(path_);  // nothing else is removed
     return;
   }
   if (!there && !options_.force && finished_before(state_.attributes) && !input_is_newer()) {
@@ -112,7 +109,8 @@ bool BatchRun::finished_before(const Attributes& attributes) const {
     const InputFile output(options_.output);
     for (const auto& [name, value] : attributes)
       if (const auto* text = std::get_if<std::string>(&value);
-          text && name != "option_window" && output.text_attribute("/", name) != *text)
+          text && name != "option_window" && output.text_attribute("/", name) != *text &&
+          !(name == "input" && same_file(*text, output.text_attribute("/", name).value_or(""))))
         return false;
     return true;
   } catch (const Error&) {  // not of ours

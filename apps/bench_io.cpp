@@ -124,7 +124,7 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
     agree(ranks, [&] {
       if (ranks.rank() != 0) return;
       fs::remove(out);  // neither of the two gives the blocks of an earlier file back
-      io::reserve(io::create_locked(raw, raw), raw, written, 0);
+      io::reserve(io::create_locked(raw, raw, ""), raw, written, 0);
     });
     const double copy = seconds_of(ranks, [&] { copy_raw(ranks, in, raw, written); });
     const double from_memory = seconds_of(ranks, [&] { memory.run(); });

@@ -92,7 +92,7 @@ Checkpoint checkpoint_from_text(const std::string& text) {
 }
 
 void check_checkpoint_path(const std::string& path) {
-  const io::FileDescriptor file = io::create_locked(temporary_name(path), path);
+  const io::FileDescriptor file = io::create_locked(temporary_name(path), path, any_version);
   std::remove(temporary_name(path).c_str());
 }
 
@@ -103,7 +103,7 @@ void write_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   bytes += text_hash(bytes);
 
   const std::string part = temporary_name(path);
-  const io::FileDescriptor file = io::create_locked(part, path);
+  const io::FileDescriptor file = io::create_locked(part, path, any_version);
   try {
     io::write_all(file, bytes.data(), static_cast<std::int64_t>(bytes.size()), 0, "the checkpoint '" + part + "'");
     io::sync_file(file, part);
@@ -120,7 +120,12 @@ void write_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
 void remove_checkpoint(const std::string& path) noexcept {
   std::error_code ignored;
   std::filesystem::remove(path, ignored);
-  io::remove_abandoned(temporary_name(path));
+  io::remove_abandoned(temporary_name(path), any_version);
+}
+
+void check_is_checkpoint(const std::string& path) {
+  const std::string begin = read_file(path).substr(0, any_version.size());
+  if (any_version.rfind(begin, 0) != 0) unusable(path, "it is not a checkpoint");
 }
 
 Checkpoint read_checkpoint(const std::string& path) {

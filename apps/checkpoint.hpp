@@ -47,6 +47,9 @@ void remove_checkpoint(const std::string& path) noexcept;
 /// On one rank. Throws file_io, or bad_input if it is damaged, cut short, of another version, or no checkpoint at all.
 Checkpoint read_checkpoint(const std::string& path);
 
+/// On one rank. Throws bad_input unless the file is a checkpoint, which may be damaged, or empty.
+void check_is_checkpoint(const std::string& path);
+
 /// Everything but the state, for the other ranks.
 std::string to_text(const Checkpoint& checkpoint);
 Checkpoint checkpoint_from_text(const std::string& text);

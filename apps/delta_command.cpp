@@ -135,7 +135,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
     if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
-    check_report_path(command.solve);
+    check_files(command.solve);
     file.emplace(command.solve.input);
     const auto problems = find_problems(*file, command);
     fingerprint = fingerprint_text(*file, sources_of(problems));

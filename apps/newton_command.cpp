@@ -339,6 +339,13 @@ nlohmann::json verdict_json(const NewtonReport& r) {
   return j;
 }
 
+/// HDF5 keeps attributes of less than 64 KiB only; the report has them all.
+constexpr std::size_t attribute_passes = 4096;
+
+std::vector<double> last_of(const std::vector<double>& values, std::size_t most) {
+  return {values.end() - static_cast<std::ptrdiff_t>(std::min(most, values.size())), values.end()};
+}
+
 std::string verdict_line(const NewtonReport& r) {
   std::string text = std::string(name_of(r.status)) + " by " + std::string(name_of(r.method_used)) + " in " +
                      std::to_string(r.iterations) + (r.iterations == 1 ? " pass" : " passes") +
@@ -364,9 +371,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
     if (ranks.rank() != 0) return;
     const std::string cell_file = split_cell(command.cell).first;
     if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
-    if (!cell_file.empty() && same_file(command.solve.output, cell_file))
-      throw Error(ExitCode::usage, "the output " + command.solve.output + " is the cell's file; give another name");
-    check_report_path(command.solve, cell_file);
+    check_files(command.solve, cell_file);
     file.emplace(command.solve.input);
     const CellSource cell = read_cell(*file, command.cell);
     const NetworkShape network = shape_of(cell);
@@ -457,7 +462,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
                           {"newton_lyapunov", worst.lyapunov},
                           {"newton_log_amplification", worst.log_amplification},
                           {"newton_error_bound", worst.error_bound},
-                          {"newton_residual_history", worst.residual_history},
+                          {"newton_residual_history", last_of(worst.residual_history, attribute_passes)},
                           {"newton_reason", worst.reason}};
     out.commit(closing);
     batch.finish();

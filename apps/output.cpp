@@ -33,9 +33,11 @@ void check_output_path(const std::string& path, const std::string& input, bool f
   namespace fs = std::filesystem;
   std::error_code ignored;
   if (path.empty()) throw Error(ExitCode::usage, "the output's name is empty");
-  if (!fs::exists(path, ignored)) return;
-  if (!input.empty() && fs::equivalent(path, input, ignored))
+  if (!input.empty() && same_file(path, input))
     throw Error(ExitCode::usage, "the output " + path + " is the input; give another name");
+  if (!input.empty() && same_file(OutputFile::temporary_name(path), input))
+    throw Error(ExitCode::usage, "the temporary file of the output " + path + " is the input; give another name");
+  if (!fs::exists(path, ignored)) return;
   if (fs::is_directory(path, ignored))
     throw Error(ExitCode::usage, "the output " + path + " is a directory; give a file name");
   if (!fs::is_regular_file(path, ignored))
@@ -60,18 +62,36 @@ void check_folder_of(const std::string& path, const std::string& what) {
     throw Error(ExitCode::file_io, text + "directory '" + folder + "': " + std::strerror(errno));
 }
 
-void check_report_path(const SolveOptions& o, const std::string& cell_file) {
+void check_files(const SolveOptions& o, const std::string& cell_file) {
+  struct Named {
+    std::string path, name;
+  };
+  const std::vector<Named> read = {{o.input, "input"}, {cell_file, "cell's file"}};
+  std::vector<Named> written;
+  const auto writes = [&](const std::string& path, const std::string& name) {
+    if (path.empty()) return;
+    written.push_back({path, name});
+    written.push_back({path + ".part", "temporary file of the " + name});
+  };
+  writes(o.output, "output"), writes(checkpoint_path(o), "checkpoint"), writes(o.report, "report");
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    std::vector<Named> others = read;
+    others.insert(others.end(), written.begin(), written.begin() + static_cast<std::ptrdiff_t>(i));
+    for (const Named& other : others)
+      if (!other.path.empty() && same_file(written[i].path, other.path))
+        throw Error(ExitCode::usage,
+                    "the " + written[i].name + " " + written[i].path + " is the " + other.name + "; give another name");
+  }
   if (o.report.empty()) return;
-  const std::pair<std::string, std::string> others[] = {
-      {o.input, "input"}, {o.output, "output"}, {cell_file, "cell's file"}, {o.checkpoint, "checkpoint"}};
-  for (const auto& [other, name] : others)
-    if (!other.empty() && same_file(o.report, other))
-      throw Error(ExitCode::usage, "the report " + o.report + " is the " + name + "; give another name");
   std::error_code ignored;
   if (std::filesystem::is_directory(o.report, ignored))
     throw Error(ExitCode::usage, "the report " + o.report + " is a directory; give a file name");
   if (!std::filesystem::exists(o.report, ignored) || std::filesystem::is_regular_file(o.report, ignored))
     check_folder_of(o.report, "report");
+}
+
+std::string checkpoint_path(const SolveOptions& o) {
+  return o.checkpoint.empty() ? o.output + ".checkpoint" : o.checkpoint;
 }
 
 SharedOutput::SharedOutput(Transport& ranks, const std::string& path, const std::string& input, bool force,

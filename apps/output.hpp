@@ -37,9 +37,11 @@ class SharedOutput {
 
 /// Throws usage errors about an output that is there already, is the input, or is no regular file; not collective.
 void check_output_path(const std::string& path, const std::string& input, bool force);
-/// Before anything is computed: throws if the report would replace the input, the output, the cell's file or the
-/// checkpoint (usage), or its directory cannot be written (file_io). Not collective.
-void check_report_path(const SolveOptions& options, const std::string& cell_file = "");
+/// Before anything is computed: throws if a file that the solve writes, its temporary name included, is one that it
+/// reads or another that it writes (usage), or if the report's directory cannot be written (file_io). Not collective.
+void check_files(const SolveOptions& options, const std::string& cell_file = "");
+/// What --checkpoint names, or OUT.checkpoint.
+std::string checkpoint_path(const SolveOptions& options);
 /// Throws Error(file_io) unless files can be made in the directory of `path`; `what` it is to be.
 void check_folder_of(const std::string& path, const std::string& what);
 /// Whether two names are, or would be, the same file.

@@ -297,6 +297,11 @@ class Resume(Batch):
         os.rename(self.at("away"), part)
         self.resume("delta")
         self.same("delta")
+        with open(checkpoint, "wb") as f:
+            f.write(good[:middle])
+        code, err = self.job("delta", "--force").end()
+        self.assertEqual(code, 0, err)
+        self.same("delta")
         shutil.copy(self.at("out.h5"), checkpoint)
         self.refuse(BAD_INPUT, ("--resume", "--force"), "not a checkpoint")
         self.refuse(BAD_INPUT, ("--force",), "not a checkpoint")
@@ -306,6 +311,30 @@ class Resume(Batch):
         code, err = Job(("delta", path, "-o", self.at("b.h5"), "--checkpoint", self.at("no/c")), 2, self.folder).end()
         self.assertEqual(code, FILE_IO, err)
         self.one_message(err, "no/c", "there is no directory")
+
+    def test_files_that_are_one(self):
+        """A temporary name is never a file that is read, written or somebody else's."""
+        path, _ = self.input_of("delta")
+        mine = {name: shutil.copy2(path, self.at(name)) for name in ("a.h5", "a.h5.part", "y.part", "r.part")}
+        before = contents(path)
+        for words in (("a.h5.part", "-o", "a.h5", "--force"), ("a.h5.part", "-o", "a.h5", "--resume"),
+                      ("y.part", "-o", "o.h5", "--checkpoint", "y"), ("r.part", "-o", "o.h5", "--report", "r"),
+                      ("a.h5", "-o", "x.part", "--checkpoint", "x"), ("a.h5", "-o", "x.part", "--report", "x"),
+                      ("a.h5", "-o", "x.h5", "--checkpoint", "x.h5.part"), ("a.h5", "-o", "x.h5", "--report", "x.h5.part"),
+                      ("a.h5", "-o", "x.h5", "--report", "x.h5.checkpoint")):
+            code, err = Job(("delta", *words), 1, self.folder).end()
+            self.assertEqual(code, USAGE, err)
+            self.one_message(err, "give another name")
+        with open(self.at("x.h5.part"), "w") as f:
+            f.write("precious")
+        code, err = Job(("delta", "a.h5", "-o", "x.h5"), 1, self.folder).end()
+        self.assertEqual(code, USAGE, err)
+        self.one_message(err, "x.h5.part", "in the way")
+        code, err = Job(("inspect", "a.h5.part", "--influence", "0", "-o", "a.h5", "--force"), 1, self.folder).end()
+        self.assertEqual(code, USAGE, err)
+        self.assertEqual(self.left(), ["a.h5", "a.h5.part", "r.part", "x.h5.part", "y.part"])
+        for name in mine:
+            self.assertEqual(contents(self.at(name)), before)
 
     def test_starting_anew(self):
         self.stopped("delta")

@@ -288,6 +288,16 @@ class Answers(NewtonCommand):
                       "log_amplification", "method_used"):
             self.assertIn(field, verdict)
 
+    def test_more_passes_than_an_attribute_holds(self):
+        path, out, report = self.at("in.h5"), self.at("out.h5"), self.at("report.json")
+        self.succeed("generate", "newton", "-o", path, "--tokens", "6000", "--cell", "gru", "--hidden", "2", "--input", "1")
+        self.succeed("newton", path, "-o", out, "--method", "picard", "--window", "1", "--report", report)
+        with open(report) as f:
+            history = json.load(f)["newton"]["residual_history"]
+        self.assertGreater(len(history), 8192)
+        with h5py.File(out) as f:
+            self.assertEqual(list(f.attrs["newton_residual_history"]), history[-4096:])
+
 
 class Tools(NewtonCommand):
     def test_verify_finds_changes(self):

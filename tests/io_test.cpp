@@ -391,7 +391,11 @@ TEST_F(IoTest, WritesFromSeveralJoinersAndCommits) {
 
 TEST_F(IoTest, LeavesNothingBehind) {
   const std::string path = at("out.h5"), part = OutputFile::temporary_name(path);
-  std::ofstream(part) << "what a killed process left";
+  std::ofstream(part) << "somebody's own";
+  expect_error(ExitCode::usage, "in the way", [&] { OutputFile::create(path, {{"/o", {3}, DType::f64}}, {}); });
+  EXPECT_TRUE(fs::exists(part));
+  std::ofstream(part) << "\x89"
+                         "HDF\r\n";
   {
     auto file = OutputFile::create(path, {{"/o", {3}, DType::f64}}, {});
     EXPECT_TRUE(fs::exists(part));

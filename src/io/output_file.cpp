@@ -187,7 +187,7 @@ OutputFile OutputFile::create(const std::string& path, std::vector<OutputDataset
   impl->path = path;
   impl->part = temporary_name(path);
   impl->datasets = std::move(datasets);
-  impl->file = io::create_locked(impl->part, path);
+  impl->file = io::create_locked(impl->part, path, "\x89HDF\r\n\x1a\n");
   impl->owner = true;
 
   impl->structure = make_structure(path, impl->datasets, attributes);

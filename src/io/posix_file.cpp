@@ -63,13 +63,24 @@ Error busy_error(const std::string& path, const std::string& output) {
           "another process is writing '" + output + "' (it holds '" + path + "'); wait for it, or give another name"};
 }
 
+/// Whether the file begins with `text`, or as much of that as was written; zeros stand for what was not.
+bool begins_with(const FileDescriptor& file, const std::string& text) {
+  std::string found(text.size(), '\0');
+  const auto n = uninterrupted([&] { return pread(file.get(), found.data(), found.size(), 0); });
+  found.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return text.rfind(found, 0) == 0 || found.find_first_not_of('\0') == std::string::npos;
+}
+
 /// Removes `path`, unless another process holds its lock: then false. A file left by a dead process is not used again:
 /// others of its job may still write into it.
-bool remove_left(const std::string& path) {
+bool remove_left(const std::string& path, const std::string& begins) {
   const FileDescriptor left(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC); }));
   if (!left && errno == ENOENT) return true;
   if (!left) fail("cannot replace '" + path + "'", errno);
   if (lock(left) == Lock::taken_by_other) return false;
+  if (!begins_with(left, begins))
+    throw Error(ExitCode::usage,
+                "'" + path + "' is in the way, and is not a partial file of longscan; move it or give another name");
   if (is_same_file(left, path) && unlink(path.c_str()) != 0) fail("cannot remove '" + path + "'", errno);
   return true;
 }
@@ -98,10 +109,10 @@ FileDescriptor open_file(const std::string& path, int flags, const std::string& 
   return file;
 }
 
-FileDescriptor create_locked(const std::string& path, const std::string& output) {
+FileDescriptor create_locked(const std::string& path, const std::string& output, const std::string& begins) {
   const Error busy = busy_error(path, output);
   for (int attempt = 0; attempt < kCreateAttempts; ++attempt) {
-    if (!remove_left(path)) throw busy;
+    if (!remove_left(path, begins)) throw busy;
     FileDescriptor file(uninterrupted([&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
     if (!file && errno != EEXIST) fail_to_open("create", path, errno);
     if (!file) continue;
@@ -112,9 +123,9 @@ FileDescriptor create_locked(const std::string& path, const std::string& output)
   throw busy;
 }
 
-void remove_abandoned(const std::string& path) noexcept {
+void remove_abandoned(const std::string& path, const std::string& begins) noexcept {
   try {
-    remove_left(path);
+    remove_left(path, begins);
   } catch (const Error&) {  // it stays
   }
 }

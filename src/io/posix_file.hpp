@@ -33,12 +33,14 @@ std::string folder_of(const std::string& path);
 FileDescriptor open_file(const std::string& path, int flags, const std::string& verb);
 
 /// Creates `path` anew and locks it for as long as the descriptor lives; a file of that name that a dead process left
-/// is removed. Throws if another process (or another descriptor of this one) holds the lock: `output` names what it is
-/// writing. Where the file system knows no locks, none is held.
-FileDescriptor create_locked(const std::string& path, const std::string& output);
+/// is removed if it begins with `begins` (as far as that was written), else refused. Throws if another process (or
+/// another descriptor of this one) holds the lock: `output` names what it is writing. Where the file system knows no
+/// locks, none is held.
+FileDescriptor create_locked(const std::string& path, const std::string& output, const std::string& begins);
 
-/// Removes a file that a dead process left, if it is there; one that is locked, or cannot be removed, stays.
-void remove_abandoned(const std::string& path) noexcept;
+/// Removes a file that a dead process left, if it is there; one that is locked, begins otherwise, or cannot be removed,
+/// stays.
+void remove_abandoned(const std::string& path, const std::string& begins) noexcept;
 
 /// Opens `path`, which is there, for reading and writing and locks it likewise.
 FileDescriptor open_locked(const std::string& path, const std::string& output);
