@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/batch_run.hpp"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -97,7 +98,8 @@ void BatchRun::compare(const Checkpoint& found) const {
     if (!state_.options.count(name)) refuse("it was made with other options: " + name + " was " + value);
   if (found.fingerprint != state_.fingerprint) refuse("it is of another input than " + options_.input);
   if (found.stamps != state_.stamps)
-    refuse("the input " + options_.input + " was written again since (size or time of change differ)");
+    refuse("the input " + options_.input +
+           " or a file that it takes data from was written again since (size or time of change differ)");
 }
 
 /// Killed between renaming the output and removing the checkpoint, or started once more.
@@ -120,9 +122,9 @@ bool BatchRun::finished_before(const Attributes& attributes) const {
 
 /// Than the output: the fingerprint does not see every value.
 bool BatchRun::input_is_newer() const {
-  std::error_code error;
-  const auto input = fs::last_write_time(options_.input, error), output = fs::last_write_time(options_.output, error);
-  return error || input > output;
+  const std::int64_t output = InputFile(options_.output).stamps().front().nanoseconds;
+  return std::any_of(state_.stamps.begin(), state_.stamps.end(),
+                     [&](const FileStamp& input) { return input.nanoseconds > output; });
 }
 
 std::int64_t BatchRun::window() const {

@@ -132,6 +132,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   install_stop_signals();
   std::optional<InputFile> file;
   std::string found, fingerprint;
+  std::vector<FileStamp> stamps;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
     if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
@@ -139,6 +140,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
     file.emplace(command.solve.input);
     const auto problems = find_problems(*file, command);
     fingerprint = fingerprint_text(*file, sources_of(problems));
+    stamps = stamps_of(*file, sources_of(problems));
     found = to_text(problems);
   });
   const std::vector<DeltaProblem> problems = problems_from_text(broadcast(ranks, found, 0));
@@ -163,7 +165,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
                          {"input_fingerprint", fingerprint}};
   for (const auto& [name, value] : identity.options) identity.attributes["option_" + name] = value;
   identity.options.erase("window");  // any windows will do
-  identity.stamps = {file->stamp()};
+  identity.stamps = stamps;
   BatchRun batch(ranks, command.solve, std::move(identity), progress);
   if (batch.complete()) return progress.say(command.solve.output + " is complete already");
   SharedOutput& out = batch.open_output(delta_outputs(problems, command));

@@ -367,6 +367,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   install_stop_signals();
   std::optional<InputFile> file;
   std::string found, cell_text, fingerprint;
+  std::vector<FileStamp> stamps;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
     const std::string cell_file = split_cell(command.cell).first;
@@ -377,6 +378,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
     const NetworkShape network = shape_of(cell);
     const auto problems = find_newton_problems(*file, command, network);
     fingerprint = fingerprint_text(*file, sources_of(problems));
+    stamps = stamps_of(*file, sources_of(problems));
     found = to_text(problems), cell_text = to_text(cell);
   });
   const std::vector<NewtonProblem> problems = newton_problems_from_text(broadcast(ranks, found, 0));
@@ -415,7 +417,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
                          {"arithmetic", std::string(name_of(arithmetic))}};
   for (const auto& [name, value] : identity.options) identity.attributes["option_" + name] = value;
   identity.options.erase("window");  // any windows will do
-  identity.stamps = {file->stamp()};
+  identity.stamps = stamps;
   BatchRun batch(ranks, command.solve, std::move(identity), progress);
   if (batch.complete()) return progress.say(command.solve.output + " is complete already");
   SharedOutput& out = batch.open_output(newton_outputs(problems, command, network, state_type_of(arithmetic)));

@@ -10,6 +10,13 @@ namespace {
 constexpr const char* all_roles[] = {"q", "k", "v",  "beta", "eta",           "log_decay", "a",
                                      "b", "x", "h0", "c0",   "initial_state", "cu_seqlens"};
 
+std::vector<DatasetInfo> datasets_of(const std::vector<const Source*>& sources) {
+  std::vector<DatasetInfo> datasets;
+  for (const Source* source : sources)
+    for (const auto& [role, info] : source->data) datasets.push_back(info);
+  return datasets;
+}
+
 }  // namespace
 
 void throw_problems(const std::string& file, const Problems& problems) {
@@ -165,11 +172,14 @@ std::string describe_token(const std::vector<Source>& sources, const std::string
 std::string fingerprint_text(const InputFile& file, const std::vector<const Source*>& sources,
                              const std::vector<DatasetInfo>& others) {
   std::vector<DatasetInfo> datasets = others;
-  for (const Source* source : sources)
-    for (const auto& [role, info] : source->data) datasets.push_back(info);
+  for (const DatasetInfo& info : datasets_of(sources)) datasets.push_back(info);
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(file.fingerprint(datasets)));
   return text;
+}
+
+std::vector<FileStamp> stamps_of(const InputFile& file, const std::vector<const Source*>& sources) {
+  return file.stamps(datasets_of(sources));
 }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {

@@ -96,6 +96,9 @@ std::vector<const Source*> sources_of(const std::vector<Problem>& problems) {
 std::string fingerprint_text(const InputFile& file, const std::vector<const Source*>& sources,
                              const std::vector<DatasetInfo>& others = {});
 
+/// Of all files that the sources are read from, the input itself first.
+std::vector<FileStamp> stamps_of(const InputFile& file, const std::vector<const Source*>& sources);
+
 /// "[64, 2, 8]"
 std::string shape_text(const std::vector<std::int64_t>& shape);
 

@@ -336,6 +336,31 @@ class Resume(Batch):
         for name in mine:
             self.assertEqual(contents(self.at(name)), before)
 
+    def test_data_of_other_files(self):
+        """Data behind a virtual dataset, in an external file, and behind an external link."""
+        source = shutil.copy(self.input_of("delta")[0], self.at("source.h5"))
+        path, raw, linked = self.at("in.h5"), self.at("beta.raw"), self.at("linked.h5")
+        with h5py.File(source) as s, h5py.File(path, "w") as f, h5py.File(linked, "w") as other:
+            for name in s:
+                if name not in ("v", "beta", "k"):
+                    s.copy(name, f)
+            virtual = h5py.VirtualLayout(s["v"].shape, s["v"].dtype)
+            virtual[...] = h5py.VirtualSource("source.h5", "v", s["v"].shape, s["v"].dtype)
+            f.create_virtual_dataset("v", virtual)
+            f.create_dataset("beta", data=s["beta"][()], external=raw)
+            s.copy("k", other)
+            f["k"] = h5py.ExternalLink("linked.h5", "k")
+        self.stopped("delta", path=path)
+        for changed in (source, raw, linked):
+            times = os.stat(changed)
+            os.utime(changed)
+            self.refuse(BAD_INPUT, ("--resume",), "written again", path=path)
+            os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+        self.resume("delta", path=path)
+        self.assertIn("complete already", self.resume("delta", path=path))
+        os.utime(source)
+        self.refuse(USAGE, ("--resume",), "out.h5", "exists", path=path)
+
     def test_starting_anew(self):
         self.stopped("delta")
         code, err = self.job("delta", "--force").end()

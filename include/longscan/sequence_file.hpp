@@ -71,8 +71,9 @@ class InputFile {
   ~InputFile();
 
   const std::string& path() const;
-  /// Size and time of the last change, now.
-  FileStamp stamp() const;
+  /// Size and time of the last change, now, of this file and then of each other file that the datasets are read from:
+  /// sources of virtual datasets, external files, targets of external links. The same order each time.
+  std::vector<FileStamp> stamps(const std::vector<DatasetInfo>& datasets = {}) const;
   /// All groups, absolute paths ("/", "/demo_0"), in natural order (demo_2 before demo_10).
   std::vector<std::string> groups() const;
   /// The groups that match a shell pattern ('/demo_*', also without the leading slash); natural order.

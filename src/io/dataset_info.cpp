@@ -152,6 +152,11 @@ std::string prefix_from(const char* variable, const std::filesystem::path& folde
   return prefix;
 }
 
+/// Where HDF5 looks for an external file.
+std::string place_external(const std::filesystem::path& stored, const std::string& prefix) {
+  return (stored.is_relative() && !prefix.empty() ? std::filesystem::path(prefix) / stored : stored).string();
+}
+
 /// HDF5 takes missing bytes at the end of an external file for zeros: better said than read.
 std::string look_at_external(hid_t creation, int count, const std::string& file) {
   const std::string prefix = prefix_from("HDF5_EXTFILE_PREFIX", folder_of(file));
@@ -161,16 +166,15 @@ std::string look_at_external(hid_t creation, int count, const std::string& file)
     hsize_t size = 0;
     if (H5Pget_external(creation, static_cast<unsigned>(i), stored.size() - 1, stored.data(), &offset, &size) < 0)
       return "names an external file that cannot be read: " + hdf5_reason();
-    std::filesystem::path name = stored.data();
-    if (name.is_relative() && !prefix.empty()) name = std::filesystem::path(prefix) / name;
+    const std::string name = place_external(stored.data(), prefix);
     struct stat status {};
     if (stat(name.c_str(), &status) != 0)
-      return "has its data in '" + name.string() +
+      return "has its data in '" + name +
              "', which is not there (a relative name starts at the current directory; HDF5_EXTFILE_PREFIX='${ORIGIN}' "
              "makes it start beside the HDF5 file)";
     if (size != H5F_UNLIMITED && static_cast<hsize_t>(status.st_size) < static_cast<hsize_t>(offset) + size)
-      return "has its data in '" + name.string() + "', which is too short: " + std::to_string(status.st_size) +
-             " bytes of " + std::to_string(static_cast<hsize_t>(offset) + size);
+      return "has its data in '" + name + "', which is too short: " + std::to_string(status.st_size) + " bytes of " +
+             std::to_string(static_cast<hsize_t>(offset) + size);
   }
   return "";
 }
@@ -276,7 +280,64 @@ std::string describe_layout(hid_t creation, int rank) {
   }
 }
 
+std::string name_of_file(hid_t object) {
+  const ssize_t length = H5Fget_name(object, nullptr, 0);
+  std::string name(length > 0 ? static_cast<std::size_t>(length) : 0, '\0');
+  if (length > 0) H5Fget_name(object, name.data(), name.size() + 1);
+  return name;
+}
+
+/// The name of a numbered source: "%b" stands for its number.
+std::string fill_block(std::string name, std::size_t block) {
+  for (std::size_t at = 0; (at = name.find("%b", at)) != std::string::npos;) name.replace(at, 2, std::to_string(block));
+  return name;
+}
+
+/// `seen`: files and datasets whose files are listed already.
+void add_files(hid_t dataset, std::vector<std::string>& files, std::set<std::pair<std::string, std::string>>& seen) {
+  const std::string own = name_of_file(dataset);
+  files.push_back(own);
+  const Hid creation(H5Dget_create_plist(dataset));
+  if (!creation) return;
+  const H5D_layout_t layout = H5Pget_layout(creation);
+  if (layout == H5D_CONTIGUOUS) {
+    const std::string prefix = prefix_from("HDF5_EXTFILE_PREFIX", folder_of(own));
+    const int external = H5Pget_external_count(creation);
+    for (int i = 0; i < external; ++i) {
+      std::array<char, 4096> stored{};
+      if (H5Pget_external(creation, static_cast<unsigned>(i), stored.size() - 1, stored.data(), nullptr, nullptr) >= 0)
+        files.push_back(place_external(stored.data(), prefix));
+    }
+  }
+  std::size_t sources = 0;
+  if (layout != H5D_VIRTUAL || H5Pget_virtual_count(creation, &sources) < 0) return;
+  for (std::size_t i = 0; i < sources; ++i) {
+    const std::string file = get_virtual_name(H5Pget_virtual_filename, creation, i);
+    const std::string path = get_virtual_name(H5Pget_virtual_dsetname, creation, i);
+    const bool numbered = file.find("%b") != std::string::npos || path.find("%b") != std::string::npos;
+    for (std::size_t block = 0; block == 0 || numbered; ++block) {
+      const std::string name = fill_block(file, block), source_path = fill_block(path, block);
+      const std::string found = name == "." ? own : find_source(name, own);
+      if (found.empty()) break;
+      if (seen.count({found, source_path})) continue;
+      files.push_back(found);
+      const Hid other(H5Fopen(found.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
+      const Hid source(other ? H5Dopen2(other, source_path.c_str(), H5P_DEFAULT) : H5I_INVALID_HID);
+      if (!source) break;
+      seen.emplace(found, source_path);
+      add_files(source, files, seen);
+    }
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> list_files(hid_t dataset) {
+  std::vector<std::string> files;
+  std::set<std::pair<std::string, std::string>> seen;
+  add_files(dataset, files, seen);
+  return files;
+}
 
 DatasetInfo describe_dataset(hid_t dataset, const std::string& path, const std::string& file) {
   DatasetInfo info;

@@ -73,6 +73,9 @@ void check(herr_t status, ExitCode code, const std::string& what);
 /// What an open dataset is. `file` is the name of its file, for virtual and external sources beside it. Throws
 /// nothing for unusable content: that becomes `problem`.
 DatasetInfo describe_dataset(hid_t dataset, const std::string& path, const std::string& file);
+/// The names of the files that an open dataset is read from: its own first, then external ones, or the sources of a
+/// virtual dataset and theirs. A name may come twice.
+std::vector<std::string> list_files(hid_t dataset);
 
 /// A text attribute of an open object, scalar or of one element.
 std::optional<std::string> read_text_attribute(hid_t object, const std::string& name);

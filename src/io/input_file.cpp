@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "io/float_bits.hpp"
 #include "io/hdf5_types.hpp"
@@ -244,11 +245,25 @@ InputFile::~InputFile() = default;
 
 const std::string& InputFile::path() const { return impl_->path; }
 
-FileStamp InputFile::stamp() const {
+std::vector<FileStamp> InputFile::stamps(const std::vector<DatasetInfo>& datasets) const {
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::structure);
+  std::vector<FileStamp> stamps;
+  std::set<std::pair<dev_t, ino_t>> seen;
+  const auto add = [&](const struct stat& s) {
+    if (seen.emplace(s.st_dev, s.st_ino).second)
+      stamps.push_back({s.st_size, s.st_mtim.tv_sec * std::int64_t{1000000000} + s.st_mtim.tv_nsec});
+  };
   struct stat status {};
   if (fstat(impl_->bytes.get(), &status) != 0)
     throw Error(ExitCode::file_io, "cannot look at '" + impl_->path + "': " + std::strerror(errno));
-  return {status.st_size, status.st_mtim.tv_sec * std::int64_t{1000000000} + status.st_mtim.tv_nsec};
+  add(status);
+  for (const DatasetInfo& dataset : datasets) {
+    const Hid id = checked(H5Dopen2(impl_->file, dataset.path.c_str(), H5P_DEFAULT), ExitCode::bad_input,
+                           "cannot open " + impl_->name_of_dataset(dataset.path));
+    for (const std::string& name : io::list_files(id))
+      if (stat(name.c_str(), &status) == 0) add(status);
+  }
+  return stamps;
 }
 
 std::vector<std::string> InputFile::groups() const {
