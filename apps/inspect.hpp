@@ -2,6 +2,7 @@
 #pragma once
 // What `longscan inspect` looks at and finds out. Nothing here solves for an output.
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -44,6 +45,11 @@ struct DeltaStretch {
   reference::DeltaProblem problem;
   std::map<std::string, std::vector<double>> memory;
 };
+
+/// Collective. Adds a problem if a state that sequences start from is not finite; all are read, shared by the ranks.
+/// `slab_of`: where the state of a sequence of its source lies.
+void check_states(Transport& ranks, const InputFile& file, const std::vector<Source>& sources, const std::string& role,
+                  const std::function<Slab(const DatasetInfo&, std::int64_t sequence)>& slab_of, Problems& problems);
 
 /// Collective. How hard a delta problem is, from a bounded sample of its tokens or from all. Values that cannot be
 /// solved are added to `problems`, on every rank the same.

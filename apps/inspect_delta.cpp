@@ -343,6 +343,41 @@ DeltaStretch::DeltaStretch(const InputFile& file, const DeltaProblem& found, con
   problem.in.a = array("a"), problem.in.b = array("b");
 }
 
+void check_states(Transport& ranks, const InputFile& file, const std::vector<Source>& sources, const std::string& role,
+                  const std::function<Slab(const DatasetInfo&, std::int64_t sequence)>& slab_of, Problems& problems) {
+  constexpr auto none = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first = none, count = 0, before = 0;
+  std::string text;
+  agree(ranks, [&] {
+    std::vector<std::byte> raw;
+    for (const Source& source : sources) {
+      const auto it = source.data.find(role);
+      for (std::int64_t i = 0; i < source.sequences() && it != source.data.end(); ++i) {
+        if ((before + i) % ranks.size() != ranks.rank()) continue;
+        const DatasetInfo& info = it->second;
+        const Slab slab = slab_of(info, i);
+        std::int64_t elements = 1;
+        for (std::int64_t n : slab.count) elements *= n;
+        raw.resize(elements * size_of(info.type));
+        file.read(info, slab, raw.data());
+        bool good = true;
+        for (std::int64_t e = 0; e < elements && good; ++e)
+          good = !is_non_finite(load<double>(raw.data(), info.type, e));
+        if (good || ++count > 1) continue;
+        first = before + i;
+        text = "dataset '" + info.path + "' of " + file.path() + " holds a value that is not finite (sequence " +
+               std::to_string(i) + ")";
+      }
+      before += source.sequences();
+    }
+  });
+  ranks.all_reduce(&first, 1, Transport::Reduction::min);
+  ranks.all_reduce(&count, 1, Transport::Reduction::sum);
+  if (count == 0) return;
+  text = broadcast(ranks, text, static_cast<int>(first % ranks.size()));
+  problems.push_back(text + (count > 1 ? " (and in " + std::to_string(count - 1) + " more sequences)" : ""));
+}
+
 std::vector<TokenRange> sample_stretches(std::int64_t tokens, std::int64_t length, std::int64_t tokens_at_most) {
   std::vector<TokenRange> stretches;
   const std::int64_t count = std::max<std::int64_t>(2, tokens_at_most / length);
@@ -380,7 +415,14 @@ nlohmann::json delta_difficulty(Transport& ranks, const InputFile& file, const I
   agree(ranks, [&] {
     for (std::size_t i = ranks.rank(); i < stretches.size(); i += ranks.size()) survey.look(stretches[i]);
   });
-  return survey.reduce(ranks, problems);
+  nlohmann::json j = survey.reduce(ranks, problems);
+  const auto state = [](const DatasetInfo& info, std::int64_t sequence) {
+    Slab slab{std::vector<std::int64_t>(info.shape.size(), 0), info.shape};
+    if (info.shape.size() == 4) slab.begin[0] = sequence, slab.count[0] = 1;
+    return slab;
+  };
+  check_states(ranks, file, problem.sources, "initial_state", state, problems);
+  return j;
 }
 
 }  // namespace longscan

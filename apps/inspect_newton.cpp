@@ -151,6 +151,13 @@ nlohmann::json newton_difficulty(Transport& ranks, const InputFile& file, const 
   const Precision arithmetic = newton_arithmetic(command.newton.solve.precision, problem.type(), cell.widest);
   NewtonSurvey survey(ranks, file, problem, cell, arithmetic);
   const Axis axis = choose(sequences, most);
+  for (const char* role : {"h0", "c0"})
+    check_states(
+        ranks, file, problem.sources, role,
+        [&](const DatasetInfo& info, std::int64_t sequence) {
+          return state_slab(info.shape, problem.layers_first.at(role), sequence);
+        },
+        problems);
   nlohmann::json j = {{"tokens_read", axis.sequences.tokens()},
                       {"tokens", sequences.tokens()},
                       {"arithmetic", std::string(name_of(arithmetic))},

@@ -129,6 +129,30 @@ class Inspect(Command):
         self.assertEqual(found["solvable"][0]["groups"], [f"/demo_{i}" for i in range(12)])
         self.assertIn("--group '/demo_*'", found["solvable"][0]["command_line"])
 
+    def test_states_that_are_not_finite(self):
+        d = numbers(heads=2)
+        d["cu_seqlens"] = np.array([0, 20, 40, 64])
+        d["initial_state"] = np.zeros((3, 2, d["v"].shape[-1], d["k"].shape[-1]))
+        self.inspect(self.write(**d), "--all")
+        d["initial_state"][1:, 1, 0, 2] = np.nan
+        path = self.write(name="bad.h5", **d)
+        for ranks in (1, 3):
+            found, _ = self.inspect(path, ranks=ranks, expected=BAD_INPUT)
+            self.assertEqual(len(found["problems"]), 1)
+            self.assertIn("/initial_state", found["problems"][0])
+            self.assertIn("not finite (sequence 1) (and in 1 more", found["problems"][0])
+        path = self.at("n.h5")
+        self.succeed("generate", "newton", "-o", path, "--tokens", "300", "--cell", "lstm", "--hidden", "8", "--quiet")
+        with h5py.File(path, "r+") as f:
+            f["h0"], f["c0"] = np.zeros((1, 8)), np.zeros((1, 8))
+        self.inspect(path)
+        for role, value in (("h0", np.inf), ("c0", np.nan)):
+            with h5py.File(path, "r+") as f:
+                f[role][0, 3] = value
+            found, err = self.inspect(path, expected=BAD_INPUT)
+            self.assertIn(f"'/{role}'", err)
+            self.assertIn("not finite (sequence 0)", found["problems"][-1])
+
     def test_newton(self):
         path = self.at("n.h5")
         for scale, fate in (("0.5", "errors shrink"), ("4", "errors grow")):
