@@ -39,7 +39,7 @@ void add(Difference& difference, double got, double expected, double slack, cons
     got = expected;
   else if (std::isfinite(d))
     got -= d > 0 ? slack : -slack;
-  difference.add(got, expected, std::cref(place));
+  difference.add(got, expected, std::abs(expected), std::cref(place));
 }
 
 }  // namespace

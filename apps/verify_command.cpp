@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -8,40 +9,56 @@
 
 namespace longscan {
 
-void Difference::add(double got, double expected, const std::function<std::string()>& place) {
-  squares += expected * expected, ++values;
-  const double d = std::isfinite(got) ? std::abs(got - expected) : std::numeric_limits<double>::infinity();
-  errors += d * d;
-  if (d > worst || (where.empty() && values == 1)) worst = d, where = place();
+void Difference::add(double got, double expected, double size, const std::function<std::string()>& place) {
+  ++values;
+  double beyond = 0;
+  if (std::isfinite(got) && std::isfinite(expected)) {
+    const double d = std::abs(got - expected);
+    squares += expected * expected, errors += d * d;
+    beyond = d - allowed.of_size * size;
+  } else {  // what follows from a NaN in the output comes after the NaN itself
+    ++not_finite;
+    beyond = std::isfinite(got) ? std::numeric_limits<double>::max() : std::numeric_limits<double>::infinity();
+  }
+  if (beyond > worst) worst = beyond, where = place();
 }
 
 void Difference::reduce(Transport& ranks) {
-  double sums[] = {squares, static_cast<double>(values), errors};
-  ranks.all_reduce(sums, 3, Transport::Reduction::sum);
+  double sums[] = {squares, static_cast<double>(values), errors, static_cast<double>(not_finite)};
+  ranks.all_reduce(sums, 4, Transport::Reduction::sum);
   double largest = worst;
   ranks.all_reduce(&largest, 1, Transport::Reduction::max);
   std::int64_t holder = values > 0 && worst == largest ? ranks.rank() : ranks.size();
   ranks.all_reduce(&holder, 1, Transport::Reduction::min);
   if (holder < ranks.size()) where = broadcast(ranks, where, static_cast<int>(holder));
   squares = sums[0], values = static_cast<std::int64_t>(sums[1]), worst = largest, errors = sums[2];
+  not_finite = static_cast<std::int64_t>(sums[3]);
 }
 
 double Difference::ratio() const {
-  if (values == 0) return 0;
-  const double rms = std::sqrt(squares / static_cast<double>(values));
-  return worst == 0 ? 0 : worst / std::max(rms, 1e-300);
+  const std::int64_t n = values - not_finite;
+  return worst == 0 ? 0 : worst / std::max(n > 0 ? std::sqrt(squares / static_cast<double>(n)) : 0, 1e-300);
 }
 
 double Difference::rms_ratio() const { return squares > 0 ? std::sqrt(errors / squares) : 0; }
 
-void Difference::print(const char* what, double limit, bool sample) const {
-  std::printf("%s: %lld values%s, relative RMS difference %.2e, largest %.2e of the RMS (allowed %.0e), in %s\n", what,
-              static_cast<long long>(values), sample ? " (a sample)" : "", rms_ratio(), ratio(), limit, where.c_str());
+void Difference::print(const char* what, bool sample) const {
+  std::printf("%s: %lld values%s, ", what, static_cast<long long>(values), sample ? " (a sample)" : "");
+  if (not_finite > 0)
+    std::printf("%lld not finite or not to be compared for one before, in %s\n", static_cast<long long>(not_finite),
+                where.c_str());
+  else
+    std::printf(
+        "relative RMS difference %.2e, largest beyond %.1e of the values around %.2e of the RMS (allowed %.1e)%s\n",
+        rms_ratio(), allowed.of_size, ratio(), allowed.of_rms, worst > 0 ? (", in " + where).c_str() : "");
 }
 
 std::string Difference::complaint() const {
-  char text[48];
-  std::snprintf(text, sizeof text, " differs by %.2e of the RMS", ratio());
+  if (std::isinf(worst)) return where + " is not finite";
+  if (not_finite > 0) return where + " is finite, which the solution is not";
+  char text[112];
+  std::snprintf(text, sizeof text, " differs by %.2e of the RMS, beyond %.1e of the values around", ratio(),
+                allowed.of_size);
   return where + text;
 }
 
@@ -54,10 +71,23 @@ void require_same_input(const VerifyCommand& command, const InputFile& input, co
                                          " (fingerprints " + theirs + " and " + mine + "); solve again");
 }
 
-double allowed_difference(DType stored, Precision arithmetic) {
-  if (size_of(stored) == 2 || arithmetic == Precision::bf16) return 3.2e-2;
-  if (stored == DType::f32 || arithmetic == Precision::f32) return 2e-5;
-  return 1e-9;
+void require_shape(const VerifyCommand& command, const InputFile& output, const std::string& path,
+                   const std::vector<std::int64_t>& shape) {
+  const auto info = output.find(path);
+  if (!info) throw Error(ExitCode::bad_input, command.output + " has no dataset '" + path + "'");
+  if (info->shape != shape)
+    throw Error(ExitCode::bad_input, command.output + ": dataset '" + path + "' has shape " + shape_text(info->shape) +
+                                         "; expected " + shape_text(shape) + " for " + command.input);
+}
+
+Allowance allowed_difference(DType stored, Precision arithmetic, double tolerance) {
+  const int bits = arithmetic == Precision::bf16 ? significand_bits(DType::bf16) : 64;
+  const bool short_type = size_of(stored) == 2 || arithmetic == Precision::bf16;
+  double share = 1e-9;
+  if (stored == DType::f32 || arithmetic == Precision::f32) share = 2e-5;
+  if (short_type) share = 3.2e-2;
+  if (tolerance > 0) share = tolerance;
+  return {share, short_type ? std::ldexp(1.0, -std::min(bits, significand_bits(stored))) : share};
 }
 
 void run_verify(Transport& ranks, const VerifyCommand& command) {

@@ -73,6 +73,22 @@ std::vector<Stretch> choose_stretches(const std::vector<Stretch>& sequences, std
   return chosen;
 }
 
+/// Throws Error(bad_input) where a dataset of the output is not there or has another shape than the solution.
+void require_shapes(const VerifyCommand& verify, const InputFile& output, const NewtonVerifier& verifier) {
+  const NetworkShape& network = verifier.network();
+  const std::int64_t D = network.channels, L = static_cast<std::int64_t>(network.layers) * network.directions;
+  for (const NewtonProblem& problem : verifier.problems())
+    for (const Source& source : problem.sources)
+      for (const std::string name : {"h", "c"}) {
+        if (name == "c" && network.state == 1) continue;
+        std::vector<std::int64_t> each = source.data.at("x").shape, last = {L, D};
+        each.back() = network.directions * D;
+        if (problem.many()) last = {L, source.sequences(), D};
+        require_shape(verify, output, dataset_path(source.group, name), each);
+        require_shape(verify, output, dataset_path(source.group, name + "_final"), last);
+      }
+}
+
 }  // namespace
 
 void verify_newton(Transport& ranks, const VerifyCommand& verify) {
@@ -85,6 +101,7 @@ void verify_newton(Transport& ranks, const VerifyCommand& verify) {
     command = command_of(*output, verify);
     verifier.emplace(*input, *output, command);
     require_same_input(verify, *input, *output, sources_of(verifier->problems()));
+    require_shapes(verify, *output, *verifier);
   });
   NewtonVerifier& v = *verifier;
   const std::vector<Stretch> sequences = v.sequences();
@@ -98,8 +115,9 @@ void verify_newton(Transport& ranks, const VerifyCommand& verify) {
     if (info && significand_bits(info->type) < significand_bits(stored)) stored = info->type;
   }
   // a tolerance that the user gave may show at every border of segments
-  const double usual = std::max(allowed_difference(stored, v.arithmetic()), 8 * command.tolerance);
-  const double limit = verify.tolerance > 0 ? verify.tolerance : usual;
+  const double usual = allowed_difference(stored, v.arithmetic(), 0).of_rms;
+  const double limit = verify.tolerance > 0 ? verify.tolerance : std::max(usual, 8 * command.tolerance);
+  v.transitions.allowed = v.runs.allowed = allowed_difference(stored, v.arithmetic(), limit);
 
   if (one_layer) {
     const std::vector<Stretch> stretches = choose_stretches(sequences, verify.sample, P * transition_work / rate);
@@ -130,8 +148,8 @@ void verify_newton(Transport& ranks, const VerifyCommand& verify) {
   const auto judge = [&](const Difference& d, const std::string& what, std::int64_t looked) {
     if (d.values == 0) return;
     const std::string name = what + " (" + std::to_string(looked) + " of " + std::to_string(tokens) + " tokens)";
-    if (talks) d.print(name.c_str(), limit, false);
-    if (!(d.ratio() <= limit)) bad += (bad.empty() ? "" : "; ") + d.complaint() + " (" + what + ")";
+    if (talks) d.print(name.c_str(), false);
+    if (!d.passes()) bad += (bad.empty() ? "" : "; ") + d.complaint() + " (" + what + ")";
   };
   judge(v.transitions, "transitions, each from the stored state before it", counts[0]);
   judge(v.runs, "runs from the start", counts[1]);

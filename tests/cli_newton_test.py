@@ -9,7 +9,7 @@ import os
 from unittest import mock
 
 import cli_test
-from cli_test import BAD_INPUT, FILE_IO, NUMERICAL, USAGE, Command, contents
+from cli_test import BAD_INPUT, FILE_IO, NUMERICAL, USAGE, Command, contents, resize
 
 import h5py
 import numpy as np
@@ -321,6 +321,27 @@ class Tools(NewtonCommand):
             with h5py.File(path, "r+") as f:
                 f["x"][3, 2] += 1
             self.fail_with(BAD_INPUT, ("verify", path, out), "another input")
+
+    def test_verify_says_where_a_nan_is(self):
+        path, out = self.at("in.h5"), self.at("out.h5")
+        self.succeed("generate", "newton", "-o", path, "--tokens", "500", "--cell", "gru", "--hidden", "8", "--input", "4")
+        self.succeed("newton", path, "-o", out)
+        with h5py.File(out, "r+") as f:
+            f["h"][317, 5] = np.nan
+        for ranks in (1, 3):
+            code, said, err = self.run_longscan("verify", path, out, ranks=ranks)
+            self.assertEqual(code, NUMERICAL, err)
+            self.assertIn("'/h' at token 317, channel 5 is not finite", err)
+            self.assertNotIn("nan", said)
+
+    def test_verify_other_shapes(self):
+        path, out = self.at("in.h5"), self.at("out.h5")
+        self.succeed("generate", "newton", "-o", path, "--tokens", "50", "--cell", "lstm", "--hidden", "8", "--input", "4")
+        for name, axis in (("h", 0), ("c", 1), ("h_final", 1), ("c_final", 0)):
+            for size in (0, 100):
+                self.succeed("newton", path, "-o", out, "--force")
+                was, now = resize(out, name, axis, size)
+                self.fail_with(BAD_INPUT, ("verify", path, out), f"'/{name}' has shape {now}; expected {was}")
 
     def test_verify_a_chaotic_run(self):
         path, out = self.at("in.h5"), self.at("out.h5")

@@ -64,6 +64,17 @@ def numbers(tokens=64, heads=2, d_key=8, d_value=8, seed=1, dtype=np.float64):
     return {n: a.astype(dtype) for n, a in dict(q=q, k=k, v=v, beta=beta).items()}
 
 
+def resize(path, name, axis, size):
+    """Cuts or repeats a dataset; its shapes before and after."""
+    with h5py.File(path, "a") as f:
+        data = f[name][()]
+        shape = list(data.shape)
+        shape[axis] = size
+        del f[name]
+        f[name] = np.resize(data, shape)
+    return list(data.shape), shape
+
+
 class Command(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="longscan_cli_")
@@ -551,9 +562,40 @@ class Options(Command):
                 self.assertEqual(code, NUMERICAL, err)
                 for text in where:
                     self.assertIn(text, err)
+        with h5py.File(out, "a") as f:
+            f["o"][300, 1, 4] = np.nan
+        for ranks in (1, 3):
+            code, _, err = self.run_longscan("verify", path, out, ranks=ranks)
+            self.assertEqual(code, NUMERICAL, err)
+            self.assertIn("'/o' at token 300, head 1, value 4 is not finite", err)
         other = self.write("other.h5", **numbers(seed=5))
         self.fail_with(BAD_INPUT, ("verify", other, out), "another input", ranks=3)
         self.fail_with(BAD_INPUT, ("verify", path, other), other)
+
+    def test_verify_values_much_larger_than_the_rms(self):
+        data = numbers(tokens=3000, dtype=np.float32)
+        data["log_decay"] = np.full((3000, 2), -0.3, np.float32)
+        data["v"][1000:1005] *= 1e3
+        path = self.write(**data)
+        for stored, wrong in (("f32", 1e-3), ("bf16", 0.1), ("f16", 0.1)):
+            self.succeed("delta", path, "-o", self.out, "--force", "--output-dtype", stored)
+            self.succeed("verify", path, self.out)
+            self.succeed("verify", path, self.out, "--sample", "20")
+            with h5py.File(self.out, "a") as f:
+                f["o"][1004, 1, 3] += wrong * np.abs(np.float32(f["o"][1004, 1])).max()
+            code, _, err = self.run_longscan("verify", path, self.out)
+            self.assertEqual(code, NUMERICAL, err)
+            self.assertIn("'/o' at token 1004, head 1, value 3", err)
+
+    def test_verify_other_shapes(self):
+        path = self.write(**numbers())
+        for name, axis in (("o", 0), ("final_state", 1)):
+            for size in (4, 128):
+                self.succeed("delta", path, "-o", self.out, "--force")
+                was, now = resize(self.out, name, axis, size)
+                for ranks in (1, 3):
+                    self.fail_with(BAD_INPUT, ("verify", path, self.out), f"'/{name}' has shape {now}; expected {was}",
+                                   ranks=ranks)
 
 
 class Solve(Command):
