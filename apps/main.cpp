@@ -4,6 +4,7 @@
 
 #include <Kokkos_Core.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -103,6 +104,7 @@ int main(int argc, char** argv) {
     if (!outcome.message.empty()) say(outcome.message);
     return outcome.code;
   }
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write that meets it
 #ifdef M_ARENA_MAX
   mallopt(M_ARENA_MAX, 2);  // every thread would take a range of addresses, of which a batch system may allow few
 #endif

@@ -34,7 +34,6 @@ void on_signal(int signal) {
 }  // namespace
 
 void install_stop_signals() {
-  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write that meets it
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;

@@ -90,13 +90,13 @@ class Command(unittest.TestCase):
                     f.create_dataset(f"{group}/{n}", data=a)
         return self.at(name)
 
-    def run_longscan(self, *words, ranks=1, limit=None, folder=None):
+    def run_longscan(self, *words, ranks=1, limit=None, folder=None, resource_of_limit=resource.RLIMIT_AS):
         """Exit code, stdout, stderr."""
         env = dict(os.environ, TERM="xterm", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                    OMPI_MCA_pml="ob1", OMPI_MCA_ess_singleton_isolated="1",  # starts a fraction of a second earlier
                    OMPI_MCA_orte_tmpdir_base=SESSIONS)
         start = [*LAUNCH, str(ranks)] if ranks > 1 else []
-        set_limit = limit and (lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        set_limit = limit and (lambda: resource.setrlimit(resource_of_limit, (limit, limit)))
         p = subprocess.run([*start, LONGSCAN, *map(str, words)], env=env, timeout=TIMEOUT, capture_output=True,
                            text=True,
                            preexec_fn=set_limit, cwd=folder or self.folder)
@@ -375,6 +375,21 @@ class Files(Command):
                            ranks=ranks)
             self.assertEqual(os.listdir(small), [])
         self.succeed("delta", self.input, "-o", small + "/fits.h5", ranks=3)
+
+    def test_limit_of_file_sizes(self):
+        path = self.write("large.h5", **numbers(tokens=2048, heads=1, d_key=64, d_value=64, dtype=np.float32))
+        limit = 16 << 20  # the states take 32 MiB, q, k and v 24 MiB
+        states = ("delta", path, "-o", self.out, "--state-every", 1)
+        generate = ("generate", "delta", "-o", self.at("g.h5"), "--tokens", 8192, "--heads", 4)
+        for ranks in (1, 2):
+            for words in (states, generate):
+                with self.subTest(ranks=ranks, command=words[0]):
+                    err = self.fail_with(FILE_IO, words, words[words.index("-o") + 1], "ulimit -f", str(limit),
+                                         ranks=ranks, limit=limit, resource_of_limit=resource.RLIMIT_FSIZE)
+                    self.assertRegex(err, r"takes up to \d{8,} bytes")
+            code, _, err = self.run_longscan("delta", path, "-o", self.at("fits.h5"), "--force", ranks=ranks,
+                                             limit=limit, resource_of_limit=resource.RLIMIT_FSIZE)
+            self.assertEqual(code, 0, err)
 
     def test_window_larger_than_memory(self):
         tokens = 1 << 40  # without storage: nothing was written

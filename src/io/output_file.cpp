@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <random>
 
 #include "io/hdf5_types.hpp"
@@ -27,6 +28,7 @@ constexpr std::int64_t kSlackBytes = 64 << 10;  // room for the attributes that 
 constexpr std::size_t kMarkBytes = 16;          // at the end of a temporary file
 constexpr hsize_t kAlignedFrom = 64 << 10;      // data of this size starts
 constexpr hsize_t kAlignment = 4096;            // at a page
+constexpr std::int64_t kHeaderBytes = 4096;     // at most, of a dataset and the groups that it is in
 
 void check_shapes(const std::string& path, const std::vector<OutputDataset>& datasets) {
   for (const OutputDataset& d : datasets)
@@ -99,9 +101,19 @@ void write_attributes(hid_t file, const Attributes& attributes, const std::strin
   }
 }
 
+/// The bytes of the file, rounded up.
+std::int64_t bytes_at_most(const std::vector<OutputDataset>& datasets) {
+  std::int64_t bytes = kSlackBytes + static_cast<std::int64_t>(datasets.size() * (kAlignment + kHeaderBytes));
+  for (const OutputDataset& d : datasets)
+    if (__builtin_add_overflow(bytes, d.elements() * static_cast<std::int64_t>(size_of(d.type)), &bytes))
+      return std::numeric_limits<std::int64_t>::max();
+  return bytes;
+}
+
 /// Everything but the data, in memory. Sets the offsets of the datasets.
 io::FileDescriptor make_structure(const std::string& output, std::vector<OutputDataset>& datasets,
                                   const Attributes& attributes) {
+  io::require_size_allowed(output, bytes_at_most(datasets));  // the file in memory meets the limit too
   const io::Hdf5Session session;
   const std::string what = "cannot lay out '" + output + "'";
   io::FileDescriptor memory = io::open_memory(output);
@@ -233,6 +245,7 @@ OutputFile OutputFile::join(const std::string& path, std::vector<OutputDataset> 
     throw Error(ExitCode::file_io, "'" + impl->part + "' has " + std::to_string(size) + " bytes here and " +
                                        std::to_string(end) +
                                        " where it was created; is its directory shared by all nodes?");
+  io::require_size_allowed(path, size);
   return OutputFile(std::move(impl));
 }
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -153,6 +154,16 @@ std::int64_t file_size(const FileDescriptor& file, const std::string& path) {
   struct stat status {};
   if (fstat(file.get(), &status) != 0) fail("cannot look at '" + path + "'", errno);
   return status.st_size;
+}
+
+void require_size_allowed(const std::string& path, std::int64_t bytes) {
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+      static_cast<std::uint64_t>(bytes) <= limit.rlim_cur)
+    return;
+  throw Error(ExitCode::file_io, "'" + path + "' takes up to " + std::to_string(bytes) +
+                                     " bytes, but the limit of file sizes is " + std::to_string(limit.rlim_cur) +
+                                     " bytes (ulimit -f); raise it");
 }
 
 void reserve(const FileDescriptor& file, const std::string& path, std::int64_t bytes, std::int64_t slack) {

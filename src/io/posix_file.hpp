@@ -53,6 +53,9 @@ bool is_same_file(const FileDescriptor& file, const std::string& path);
 
 std::int64_t file_size(const FileDescriptor& file, const std::string& path);
 
+/// Throws unless this process may write files of `bytes` bytes (RLIMIT_FSIZE).
+void require_size_allowed(const std::string& path, std::int64_t bytes);
+
 /// Makes sure that the disk has room for `bytes` bytes in a new file, which becomes that long, and for `slack` bytes
 /// after them.
 void reserve(const FileDescriptor& file, const std::string& path, std::int64_t bytes, std::int64_t slack);
