@@ -68,7 +68,7 @@ class DeltaSolve {
     stages.solve = [&](TokenRange window, int slot) {
       progress_.at(done_before + window.begin, "solving");
       solve(window);
-      buffers_.fetch(slot);
+      agree(ranks_, [&] { buffers_.fetch(slot); });
       progress_.at(done_before + window.end, "reading and writing");
     };
     stages.write = [&](int slot) { buffers_.write(slot, out_); };

@@ -224,8 +224,24 @@ void DeltaPartBuffers::check(int slot) {
   if (first_token >= 0) throw Error(ExitCode::bad_input, first);
 }
 
+void DeltaPartBuffers::check_output(TokenRange part) const {
+  const MutableTokenArray& o = outputs_.o;
+  const std::int64_t H = o_.heads, V = o_.width;
+  const bool dense = o.token_stride == H * V;  // then a token is one row of memory
+  const std::int64_t at =
+      first_outside({o.data, o.type, o.token_stride, o.head_stride, 1}, part.size(), static_cast<int>(dense ? 1 : H),
+                    static_cast<int>(dense ? H * V : V), Domain::finite);
+  if (at < 0) return;
+  const std::int64_t token = part.begin + at / (H * V);
+  const Source& source = problem_.sources[place_of(problem_.sources, token).source];
+  throw overflow_of_output(output_path(source, "o"), o_.type, state_type_,
+                           describe_token(problem_.sources, command_.solve.input, "", token) + ", head " +
+                               std::to_string(at / V % H) + ", channel " + std::to_string(at % V));
+}
+
 void DeltaPartBuffers::fetch(int slot) {
   const Slot& s = slots_[slot];
+  if (!command_.state_only && size_of(o_.type) < size_of(state_type_)) check_output(s.out.part);
   if (!command_.state_only) o_.device.download(s.o, s.out.part.size() * o_.token_bytes());
   if (s.out.states > 0) recorded_.download(s.recorded, s.out.states * state_bytes());
   if (s.out.ends > 0) final_.download(s.final, s.out.ends * state_bytes());

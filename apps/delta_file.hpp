@@ -31,7 +31,8 @@ class DeltaPartBuffers {
   /// Brings the slot to the device; memory for its output. NaN, infinities, positive log-decays: throws bad_input
   /// naming the first by dataset, token and head.
   void check(int slot);
-  /// What `solve` left, from the device into the slot.
+  /// What `solve` left, from the device into the slot. Throws numerical, naming token, head and channel, where the
+  /// output's type does not hold what was computed.
   void fetch(int slot);
   void write(int slot, SharedOutput& out) const;
 
@@ -61,6 +62,7 @@ class DeltaPartBuffers {
   void read_array(Slot& slot, const InputFile& file, const std::string& name, const Role& role);
   void read_initial(Slot& slot, const InputFile& file);
   TokenArray view(const std::string& name, std::int64_t tokens, const void* data) const;
+  void check_output(TokenRange part) const;
   std::int64_t state_bytes() const;
 
   const DeltaProblem& problem_;

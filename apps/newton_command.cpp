@@ -219,6 +219,7 @@ class NewtonSolve {
     const NewtonReport r = solver_.solve(window, data);
     take(r, window, window.begin == 0);
     judge(window);
+    if (size_of(newton_output_type(problem_, command_)) < size_of(state_)) agree(ranks_, [&] { check_output(slot); });
   }
 
   void take(const NewtonReport& r, TokenRange window, bool first) {
@@ -265,6 +266,28 @@ class NewtonSolve {
         throw Error(ExitCode::numerical, text + "; raise --tolerance, or use --precision f64 or --method auto");
       if (!said_floor_) progress_.say("note: " + text + "; solved to that");
       said_floor_ = true;
+    }
+  }
+
+  /// Exit 6 where the output's type does not hold a state.
+  void check_output(const NewtonSlot& slot) const {
+    const DType type = newton_output_type(problem_, command_);
+    const std::int64_t width = solver_.shape().directions * solver_.shape().channels;
+    const double surely = type == DType::f16 ? 65504 : 3e38;  // held
+    for (const std::string& name : state_names(solver_.shape())) {
+      const std::vector<std::byte>& values = name == "h" ? slot.h : slot.c;
+      for (std::int64_t i = 0; i < slot.out.part.size() * width; ++i) {
+        const auto value = load<double>(values.data(), state_, i);
+        if (std::abs(value) <= surely) continue;
+        std::byte converted[sizeof(double)];
+        store(converted, type, 0, value);
+        if (!is_non_finite(load<double>(converted, type, 0))) continue;
+        const std::int64_t token = slot.out.part.begin + i / width;
+        const Source& source = problem_.sources[place_of(problem_.sources, token).source];
+        throw overflow_of_output(dataset_path(source.group, name), type, state_,
+                                 describe_token(problem_.sources, command_.solve.input, "x", token) + ", channel " +
+                                     std::to_string(i % width));
+      }
     }
   }
 

@@ -94,6 +94,11 @@ std::string checkpoint_path(const SolveOptions& o) {
   return o.checkpoint.empty() ? o.output + ".checkpoint" : o.checkpoint;
 }
 
+Error overflow_of_output(const std::string& dataset, DType type, DType computed, const std::string& where) {
+  return {ExitCode::numerical, "the output '" + dataset + "' overflows its type " + std::string(name_of(type)) +
+                                   " in " + where + "; use --output-dtype " + std::string(name_of(computed))};
+}
+
 SharedOutput::SharedOutput(Transport& ranks, const std::string& path, const std::string& input, bool force,
                            const std::vector<OutputDataset>& datasets, const Attributes& attributes,
                            const std::string& mark)

@@ -6,6 +6,9 @@
 
 namespace longscan {
 
+/// A value of `dataset`, finite as it was computed in `computed`, is not in its narrower `type`; `where` says which.
+Error overflow_of_output(const std::string& dataset, DType type, DType computed, const std::string& where);
+
 /// Created by rank 0 under its temporary name, joined by the others, renamed when every rank is done. If it goes out of
 /// scope before that, rank 0 removes the temporary file unless it is to be kept.
 class SharedOutput {

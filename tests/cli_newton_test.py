@@ -199,6 +199,20 @@ class Refuse(NewtonCommand):
                                    "--max-iterations", "30"), "not converged", "right up to token", "raise --max-iterations")
 
 
+    def test_output_type_overflows(self):
+        w = {n: np.zeros_like(a) for n, a in weights("rnn_relu").items()}
+        w["weight_ih_l0"][3, 1], w["weight_hh_l0"][3, 3] = 1, 1
+        x = np.zeros((40, 3))
+        x[20:, 1] = 3e4  # h is 9e4 at token 22, and float16 ends at 65504
+        for words, dtype in (((), np.float16), (("--output-dtype", "f16", "--window", 8), np.float32)):
+            path = self.write_cell("rnn_relu", {n: a.astype(dtype) for n, a in w.items()}, x=x.astype(dtype))
+            for ranks in (1, 3):
+                with self.subTest(words=words, ranks=ranks):
+                    self.fail_with(NUMERICAL, ("newton", path, "-o", self.at("out.h5"), *words), "'/h' overflows", "f16",
+                                   "token 22", "channel 3", "--output-dtype f32", ranks=ranks)
+        self.assertEqual(self.solve(path, "--output-dtype", "f32", ranks=3)["h"][-1, 3], 6e5)
+
+
 class Answers(NewtonCommand):
     def test_every_cell_and_method(self):
         for cell in CELLS:

@@ -283,6 +283,33 @@ class BadInput(Command):
                                    "token 20, head 0", ranks=ranks)
 
 
+    def test_output_type_overflows(self):
+        """The sums reach 9e4 in head 1 at token 22, and later in head 0: float16 ends at 65504."""
+        def sums(dtype, v, heads_first=False):
+            q = np.zeros((40, 2, 4), dtype)
+            q[:, :, 0] = 1
+            values = np.zeros((40, 2, 4), dtype)
+            values[20:, 1, 2] = values[30:, 0, 1] = v
+            data = dict(q=q, k=q, v=values, beta=np.zeros((40, 2), dtype), eta=np.ones((40, 2), dtype))
+            return self.write(**{n: a[None].swapaxes(1, 2) if heads_first else a for n, a in data.items()})
+
+        out = self.at("out.h5")
+        for words, dtype, v, heads_first, told in (
+                ((), np.float16, 3e4, False, ("f16", "--output-dtype f32")),
+                (("--window", 8), np.float16, 3e4, False, ("f16", "--output-dtype f32")),
+                (("--layout", "BHTD"), np.float16, 3e4, True, ("f16", "--output-dtype f32")),
+                (("--output-dtype", "f16"), np.float32, 3e4, False, ("f16", "--output-dtype f32")),
+                (("--output-dtype", "f32"), np.float64, 1.5e38, False, ("f32", "--output-dtype f64"))):
+            path = sums(dtype, v, heads_first)
+            for ranks in (1, 3):
+                with self.subTest(words=words, ranks=ranks):
+                    self.fail_with(NUMERICAL, ("delta", path, "-o", out, *words), "'/o' overflows", "token 22",
+                                   "head 1, channel 2", *told, ranks=ranks)
+        self.succeed("delta", sums(np.float16, 3e4), "-o", out, "--output-dtype", "f32", ranks=3)
+        with h5py.File(out) as f:
+            self.assertEqual(f["o"][-1, 1, 2], 6e5)
+
+
 class Files(Command):
     """Where files cannot be opened, made or written; memory that is not there."""
 
