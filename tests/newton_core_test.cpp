@@ -11,6 +11,7 @@
 #include "local/affine_steps.hpp"
 #include "local/dense_cell_kernel.hpp"
 #include "local/projection.hpp"
+#include "local/shooting_steps.hpp"
 #include "longscan/cells.hpp"
 #include "newton_cases.hpp"
 #include "tolerances.hpp"
@@ -366,6 +367,29 @@ TEST(Projection, IsTheLoop) {
         projection_is_the_loop<double>(rows, columns, tokens, 1e-13);
         projection_is_the_loop<float>(rows, columns, tokens, 1e-5);
       }
+}
+
+TEST(ShootingSteps, WhatOverflowsEndsAtAProductThatIsLeftOut) {
+  SegmentGrid grid;
+  grid.slots = 5, grid.runs = 1, grid.first = {0, 5, 0, true};
+  auto starts = shared<float>(std::vector<float>(5, 0)),
+       products = shared<float>(std::vector<float>{0, 30, 1000, .5, 1});
+  const auto jumps = shared<float>(std::vector<float>{0, 3e38F, 0, 2, 0}), in = shared<float>(std::vector<float>{0});
+  auto active = shared<unsigned char>(std::vector<unsigned char>(5, 0));
+  ShootingArrays<float> lanes;
+  lanes.starts = starts.data(), lanes.products = products.data(), lanes.active = active.data();
+
+  auto map = shared<float>(std::vector<float>{7, 7}), constants = shared<float>(std::vector<float>{7});
+  AffineMaps<float> maps;
+  maps.data = map.data();
+  newton_maps(grid, 1, 1, lanes, jumps.data(), 30, maps, constants.data());
+  newton_lanes(grid, 1, 1, lanes, jumps.data(), in.data(), 30);
+  Kokkos::fence();
+  EXPECT_EQ(map[0], 0);
+  EXPECT_EQ(map[1], 1);  // 0.5 of the jump of 2
+  EXPECT_EQ(constants[0], 1);
+  EXPECT_EQ(starts[4], 1);
+  EXPECT_EQ(active[4], 1);
 }
 
 }  // namespace

@@ -154,9 +154,9 @@ BorderVerdict hand_over(const SegmentGrid& grid, std::int64_t size, const Shooti
 
 namespace {
 
-/// P of a lane's segment; zeros where it is too large to be trusted.
+/// P of a lane's segment; false where it is too large to be trusted.
 template <class T, int n>
-KOKKOS_INLINE_FUNCTION void load_product(const ShootingArrays<T>& lanes, std::int64_t slot, std::int64_t D,
+KOKKOS_INLINE_FUNCTION bool load_product(const ShootingArrays<T>& lanes, std::int64_t slot, std::int64_t D,
                                          std::int64_t d, T limit, T* P) {
   bool usable = true;
   for (int i = 0; i < n; ++i) {
@@ -167,7 +167,7 @@ KOKKOS_INLINE_FUNCTION void load_product(const ShootingArrays<T>& lanes, std::in
     }
     usable = usable && row <= limit;
   }
-  for (int i = 0; i < n * n && !usable; ++i) P[i] = T(0);
+  return usable;
 }
 
 template <class T, int n>
@@ -200,10 +200,10 @@ void newton_lanes_of(const SegmentGrid& grid, std::int64_t D, const ShootingArra
             delta[i] = step + jumps[at];
           }
           T P[n * n], next[n];
-          load_product<T, n>(lanes, slot, D, d, limit, P);
+          const bool usable = load_product<T, n>(lanes, slot, D, d, limit, P);
           for (int i = 0; i < n; ++i) {
             next[i] = T(0);
-            for (int j = 0; j < n; ++j) next[i] += P[i * n + j] * delta[j];
+            for (int j = 0; j < n && usable; ++j) next[i] += P[i * n + j] * delta[j];
           }
           for (int i = 0; i < n; ++i) delta[i] = next[i];
         }
@@ -227,11 +227,11 @@ void newton_maps_of(const SegmentGrid& grid, std::int64_t D, const ShootingArray
           for (int i = 0; i < n * width && exact; ++i) rows[i] = T(0);
           for (int i = 0; i < n && !exact; ++i) rows[i * width + n] += jumps[(slot * n + i) * D + d];
           T P[n * n];
-          load_product<T, n>(lanes, slot, D, d, limit, P);
+          const bool usable = load_product<T, n>(lanes, slot, D, d, limit, P);
           for (int i = 0; i < n; ++i)
             for (int j = 0; j < width; ++j) {
               T sum = 0;
-              for (int k = 0; k < n; ++k) sum += P[i * n + k] * rows[k * width + j];
+              for (int k = 0; k < n && usable; ++k) sum += P[i * n + k] * rows[k * width + j];
               next[i * width + j] = sum;
             }
           for (int i = 0; i < n * width; ++i) rows[i] = next[i];
