@@ -159,6 +159,20 @@ def states(a):
     return fig
 
 
+def rank_axes(ranks):
+    """For one bar a rank, the first on top."""
+    fig, ax = plt.subplots(figsize=(5, 1.2 + 0.22 * min(len(ranks), 32)))
+    ax.invert_yaxis()
+    ax.yaxis.get_major_locator().set_params(integer=True)
+    ax.set_ylabel("rank")
+    return fig, ax
+
+
+def legend_below(ax, ranks, columns):
+    ax.legend(ncol=columns, loc="upper center", bbox_to_anchor=(0.5, -0.28 if len(ranks) > 4 else -0.42),
+              columnspacing=1)
+
+
 def phases(a):
     report = report_of(a.files[0])
     if "seconds_by_rank" not in report:
@@ -167,18 +181,15 @@ def phases(a):
     parts = dict(read=s["read"], solve=np.maximum(s["solve"] - s["scan"], 0), scan=s["scan"], write=s["write"])
     parts["other"] = np.maximum(s["total"] - sum(parts.values()), 0)
     ranks = np.arange(len(s["total"]))
-    fig, ax = plt.subplots(figsize=(5, 1.2 + 0.22 * min(len(ranks), 32)))
+    fig, ax = rank_axes(ranks)
     start = np.zeros(len(ranks))
     for name, seconds in parts.items():
         ax.barh(ranks, seconds, left=start, color=PHASES[name], height=0.8,
                 label="scan (waiting included)" if name == "scan" else name)
         start += seconds
-    ax.invert_yaxis()
-    ax.yaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("seconds")
-    ax.set_ylabel("rank")
     ax.set_title(f"longscan {report['command']}, {report['tokens']:,} tokens", loc="left")
-    ax.legend(ncol=5, loc="upper center", bbox_to_anchor=(0.5, -0.28 if len(ranks) > 4 else -0.42), columnspacing=1)
+    legend_below(ax, ranks, 5)
     return fig
 
 
@@ -189,19 +200,16 @@ def trace(a):
         fail(f"{a.files[0]} has no trace; write it with longscan delta --report")
     at = {k: np.array([row[k] for row in rows]) for k in rows[0]}
     ranks = at["rank"]
-    fig, ax = plt.subplots(figsize=(5, 1.2 + 0.22 * min(len(ranks), 32)))
+    fig, ax = rank_axes(ranks)
     for name, start, end, colour in (("maps and states of its own", "begins", "scan_begins", PHASES["solve"]),
                                      ("scan (waiting included)", "scan_begins", "state_is_here", PHASES["scan"]),
                                      ("outputs", "state_is_here", "outputs_done", PHASES["write"])):
         ax.barh(ranks, at[end] - at[start], left=at[start], color=colour, height=0.8, label=name)
     for row in rows[:-1] if len(rows) <= 32 else []:
         ax.annotate(f" {row['heads_passed_on_at_once']}", (row["outputs_done"], row["rank"]), va="center", fontsize=7)
-    ax.invert_yaxis()
-    ax.yaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("seconds; behind the bars: heads whose state went on at once")
-    ax.set_ylabel("rank")
     ax.set_title(f"longscan delta, {report['tokens']:,} tokens, scan by {report['scan']}", loc="left")
-    ax.legend(ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.28 if len(ranks) > 4 else -0.42), columnspacing=1)
+    legend_below(ax, ranks, 3)
     return fig
 
 
