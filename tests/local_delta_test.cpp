@@ -242,6 +242,14 @@ TEST(LocalDelta, SixteenBitInputsAreReadExactly) {
         }
 }
 
+/// Whether float sums of products of 16-bit numbers, which a device may round within as it likes, are the same.
+void expect_same_sums(const test::Solution& a, const test::Solution& b, const Case& c) {
+  if constexpr (is_host_space<Kokkos::DefaultExecutionSpace>)
+    EXPECT_TRUE(a == b) << test::describe(c);
+  else
+    EXPECT_LE(test::difference(a.o, b.o).rms, 3e-3) << test::describe(c);
+}
+
 TEST(LocalDelta, BrainFloatArithmeticRoundsItsOperands) {
   // the same bits as float32 arithmetic on operands that were rounded before; beta and decays are not rounded
   for (const test::Rule& rule : all_rules) {
@@ -257,7 +265,7 @@ TEST(LocalDelta, BrainFloatArithmeticRoundsItsOperands) {
     Case brain = c;
     brain.options.precision = Precision::bf16;
     const auto ranks = make_single_transport();
-    EXPECT_TRUE(test::solve(*ranks, brain) == test::solve(*ranks, rounded)) << test::describe(c);
+    expect_same_sums(test::solve(*ranks, brain), test::solve(*ranks, rounded), c);
     EXPECT_FALSE(test::solve(*ranks, brain) == test::solve(*ranks, c)) << test::describe(c);
   }
 }
@@ -270,7 +278,7 @@ TEST(LocalDelta, SixteenBitOperandsAreTakenAsTheyAre) {
     Case brain = c;
     brain.options.precision = Precision::bf16;
     const auto ranks = make_single_transport();
-    EXPECT_TRUE(test::solve(*ranks, brain) == test::solve(*ranks, c)) << test::describe(c);
+    expect_same_sums(test::solve(*ranks, brain), test::solve(*ranks, c), c);
   }
 }
 
