@@ -49,8 +49,9 @@ ncclResult_t finished(ncclComm_t comm, std::chrono::seconds deadline) {
   for (;;) {
     const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
     if (asked != ncclSuccess) return asked;
-    if (state != ncclInProgress || Clock::now() - start > deadline) return state;
-    std::this_thread::sleep_for(std::chrono::microseconds(state == ncclInProgress ? 1 : 0));
+    const auto waited = Clock::now() - start;
+    if (state != ncclInProgress || waited > deadline) return state;
+    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(1));  // or 50
   }
 }
 
