@@ -104,4 +104,21 @@ struct KeptSharedAllocator {
 template <class T>
 using SharedVector = std::vector<T, KeptSharedAllocator<T>>;
 
+/// Numbers on their way from the device: there for the host after the next fence of the space.
+template <class T>
+class Fetched {
+ public:
+  template <class Space>
+  void fetch(const Space& space, const T* from, std::int64_t n) {
+    using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
+    if (static_cast<std::int64_t>(values_.size()) < n) values_.resize(n);
+    Kokkos::deep_copy(space, Kokkos::View<T*, SharedSpace, Unmanaged>(values_.data(), n),
+                      Kokkos::View<const T*, typename DeviceArray<T>::memory_space, Unmanaged>(from, n));
+  }
+  const T& operator[](std::int64_t i) const { return values_[i]; }
+
+ private:
+  SharedVector<T> values_;
+};
+
 }  // namespace longscan

@@ -98,7 +98,18 @@ PassSummary DeltaPart<T>::map_borders(std::vector<Border>& borders, DeviceArray<
       tasks.push_back(task);
       mapped_tokens += task.end - task.begin;
     }
-    summary.breaches += passes.run(tasks, r).breaches;
+    const auto look = [&] {
+      reserve(norms_, "longscan::delta::norms", 2 * size);
+      affine_norms(space, slots.maps(maps), norms_.data(), size);
+      found_norms_.fetch(space, norms_.data(), 2 * size);
+    };
+    const bool looks = forgetting && pairs.empty();
+    summary.breaches += passes
+                            .run(tasks, r,
+                                 [&] {
+                                   if (looks) look();
+                                 })
+                            .breaches;
     if (!pairs.empty()) {
       const auto count = static_cast<std::int64_t>(pairs.size());
       reserve_zeros(composed_, "longscan::delta::composed", count * slots.map_size);
@@ -108,14 +119,14 @@ PassSummary DeltaPart<T>::map_borders(std::vector<Border>& borders, DeviceArray<
     }
     for (std::size_t i : active) borders[i].covered = wanted[i];
     if (!forgetting) return summary;
-    reserve(norms_, "longscan::delta::norms", 2 * size);
-    affine_norms(space, slots.maps(maps), norms_.data(), size);
-    std::vector<double> found(2 * size);
-    copy_to_host(norms_.data(), 2 * size, found.data());  // waits: decides what is next
+    if (!looks) {
+      look();
+      space.fence();  // decides what is next
+    }
     std::vector<std::size_t> next;
     for (std::size_t i : active) {
       Border& b = borders[i];
-      b.P = found[2 * b.slot], b.L = found[2 * b.slot + 1];
+      b.P = found_norms_[2 * b.slot], b.L = found_norms_[2 * b.slot + 1];
       b.forgets = b.P <= vanishing();
       if (b.forgets || b.covered >= b.limit || !std::isfinite(b.P)) continue;
       // |P| falls about exponentially: aim where it should vanish, between 1.25 and 4 times as far
@@ -131,17 +142,20 @@ PassSummary DeltaPart<T>::map_borders(std::vector<Border>& borders, DeviceArray<
 }
 
 template <class T>
-std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<Border>& borders) {
-  std::vector<char> wrong(borders.size(), 0);
-  if (std::none_of(borders.begin(), borders.end(), [](const Border& b) { return b.forgets; })) return wrong;
+void DeltaPart<T>::look_at_probes(const std::vector<Border>& borders) {
+  if (std::none_of(borders.begin(), borders.end(), [](const Border& b) { return b.forgets; })) return;
   const auto count = static_cast<std::int64_t>(borders.size());
-  reserve(norms_, "longscan::delta::norms", count);
-  affine_norms(space, slots.known_points(probes), shape.d_key, norms_.data(), count);
-  std::vector<double> before(count);
-  copy_to_host(norms_.data(), count, before.data());  // waits: decides what is next
+  reserve(probe_norms_, "longscan::delta::norms", count);
+  affine_norms(space, slots.known_points(probes), shape.d_key, probe_norms_.data(), count);
+  found_probes_.fetch(space, probe_norms_.data(), count);
+}
+
+template <class T>
+std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<Border>& borders) const {
+  std::vector<char> wrong(borders.size(), 0);
   for (std::size_t i = 0; i < borders.size(); ++i) {
     const Border& b = borders[i];
-    wrong[i] = b.forgets && !(b.P * before[i] <= 64 * vanishing() * b.L);
+    wrong[i] = b.forgets && !(b.P * found_probes_[static_cast<std::int64_t>(i)] <= 64 * vanishing() * b.L);
   }
   return wrong;
 }

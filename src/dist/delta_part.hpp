@@ -50,9 +50,10 @@ class DeltaPart {
   /// The maps of the last tokens before each border. With `forgetting` as few as let P vanish, else as many as the
   /// border's limit allows: maps of the tokens before are joined to those that there are.
   PassSummary map_borders(std::vector<Border>& borders, DeviceArray<T>& maps, bool forgetting);
-  /// Of the borders that were taken to forget, those that do not, now that outputs have seen the states before their
-  /// horizons: border i's is in slot i of `probes`.
-  std::vector<char> not_forgotten(const std::vector<Border>& borders);
+  /// Launches a look at `probes`, the states before horizons as outputs saw them: border i's is in slot i.
+  void look_at_probes(const std::vector<Border>& borders);
+  /// Of the borders that were taken to forget, those that do not, by the look at `probes`, which is over.
+  std::vector<char> not_forgotten(const std::vector<Border>& borders) const;
   /// Point out = the constant L of map `map`, task by task. Asynchronous.
   void take_constants(const DeviceArray<T>& maps, const DeviceArray<T>& points, const std::vector<AffineTask>& tasks);
 
@@ -84,7 +85,8 @@ class DeltaPart {
   DeltaOutputs out_;
   std::vector<std::int64_t> start_index_, end_index_;  // per run, in the user's states
   DeviceArray<T> new_maps_, composed_;
-  DeviceArray<double> norms_;
+  DeviceArray<double> norms_, probe_norms_;
+  Fetched<double> found_norms_, found_probes_;
 };
 
 }  // namespace longscan

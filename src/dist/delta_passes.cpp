@@ -68,26 +68,29 @@ int DeltaPasses<T>::most_side_by_side() const {
 }
 
 template <class T>
-PassSummary DeltaPasses<T>::run(const std::vector<Task>& tasks, const DeltaRules& rules) {
+PassSummary DeltaPasses<T>::run(const std::vector<Task>& tasks, const DeltaRules& rules,
+                                const std::function<void()>& then) {
   if constexpr (sizeof(T) == 4) {
     const DeltaPass<T> pass = describe(rules);
     if (!tasks.empty() && tensor_.applies(pass)) {
       tensor_.launch(space_, pass, tasks);
+      then();
       const std::vector<char> rejected = tensor_.rejected(space_);  // waits: the host needs to know
       std::vector<Task> again;
       for (std::size_t i = 0; i < tasks.size(); ++i)
         if (rejected[i]) again.push_back(tasks[i]);
       tensor_tasks_ += static_cast<std::int64_t>(tasks.size() - again.size());
-      PassSummary summary = general_run(again, rules);
+      PassSummary summary = general_run(again, rules, then);
       if (rules.count_breaches) summary.breaches += tensor_.breaches();
       return summary;
     }
   }
-  return general_run(tasks, rules);
+  return general_run(tasks, rules, then);
 }
 
 template <class T>
-PassSummary DeltaPasses<T>::general_run(const std::vector<Task>& tasks, const DeltaRules& rules) {
+PassSummary DeltaPasses<T>::general_run(const std::vector<Task>& tasks, const DeltaRules& rules,
+                                        const std::function<void()>& then) {
   PassSummary summary;
   if (tasks.empty()) return summary;
   const auto n = static_cast<std::int64_t>(tasks.size());
@@ -95,13 +98,13 @@ PassSummary DeltaPasses<T>::general_run(const std::vector<Task>& tasks, const De
   DeltaPass<T> pass = describe(rules);
   pass.tasks = tasks_(space_, tasks), pass.task_count = n, pass.counts = counts_.data();
   delta_pass(space_, pass);
-  // waits: the host needs the counts
-  std::vector<DeltaCounts> found(n);
-  copy_to_host(counts_.data(), n, found.data());
+  then();
+  found_.fetch(space_, counts_.data(), n);
+  space_.fence();
   general_tasks_ += n;
   const Task* worst = nullptr;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const DeltaCounts& c = found[i];
+    const DeltaCounts& c = found_[static_cast<std::int64_t>(i)];
     summary.breaches += c.breaches, summary.fallbacks += c.fallbacks;
     summary.terms = std::max<std::int64_t>(summary.terms, c.terms);
     if (c.first_bad >= 0) summary.all_bad.push_back({c.first_bad, tasks[i].head});

@@ -2,7 +2,9 @@
 #pragma once
 // Passes of the delta rule over the tokens that one rank holds of a window: by which kernels, and what they found.
 // Launches, and waits where the host needs a result. Does not communicate.
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,10 @@ struct DeltaSlots {
   StateRef<T> map(const DeviceArray<T>& maps, std::int64_t slot) const {
     return {maps.data() + slot * map_size, map_leading, 1};
   }
+  /// L of a map.
+  StateRef<const T> constant(const DeviceArray<T>& maps, std::int64_t slot) const {
+    return {maps.data() + slot * map_size + d_key, map_leading, 1};
+  }
   AffinePoints<T> points(const DeviceArray<T>& states) const { return {states.data(), state_leading, state_size}; }
   AffinePoints<const T> known_points(const DeviceArray<T>& states) const {
     return {states.data(), state_leading, state_size};
@@ -54,35 +60,34 @@ void reserve_zeros(DeviceArray<T>& array, const char* label, std::int64_t size) 
   array = DeviceArray<T>(std::string(label), size);
 }
 
-/// Host values that kernels read: copied to the device, or there already.
+/// Host values that kernels read: copied to the device, or there already. Waits for kernels now and then only.
 template <class E>
 class Uploaded {
  public:
   template <class Space>
   const E* operator()(const Space& space, const std::vector<E>& values) {
-    if constexpr (is_host_space<Space>) {
-      space.fence();  // kernels may still read the values before
-      kept_ = values;
-      return kept_.data();
-    } else {
-      space.fence();
-      staged_.assign(values.begin(), values.end());
-      const auto n = static_cast<std::int64_t>(values.size());
-      if (static_cast<std::int64_t>(device_.extent(0)) < n) {
-        device_ = {};
-        device_ = DeviceArray<E>(Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string("longscan::tasks")), n);
-      }
-      using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
-      Kokkos::deep_copy(space, Kokkos::View<E*, typename Space::memory_space, Unmanaged>(device_.data(), n),
-                        Kokkos::View<const E*, SharedSpace, Unmanaged>(staged_.data(), n));
-      return device_.data();
+    if (used_ == slots_.size()) {
+      space.fence();  // kernels may still read what is in the slots
+      used_ = 0;
     }
+    Slot& slot = slots_[used_++];
+    slot.staged.assign(values.begin(), values.end());
+    if constexpr (is_host_space<Space>) return slot.staged.data();
+    const auto n = static_cast<std::int64_t>(values.size());
+    reserve(slot.device, "longscan::tasks", n);
+    using Unmanaged = Kokkos::MemoryTraits<Kokkos::Unmanaged>;
+    Kokkos::deep_copy(space, Kokkos::View<E*, typename Space::memory_space, Unmanaged>(slot.device.data(), n),
+                      Kokkos::View<const E*, SharedSpace, Unmanaged>(slot.staged.data(), n));
+    return slot.device.data();
   }
 
  private:
-  std::vector<E> kept_;
-  SharedVector<E> staged_;
-  DeviceArray<E> device_;
+  struct Slot {
+    SharedVector<E> staged;
+    DeviceArray<E> device;
+  };
+  std::array<Slot, 4> slots_;
+  std::size_t used_ = 0;
 };
 
 /// The first result that is not finite.
@@ -110,7 +115,9 @@ class DeltaPasses {
 
   DeltaRules rules(bool outputs, bool map) const;
   /// By the fastest kernels that take the pass; tasks that they cannot hold the numbers of follow by the general ones.
-  PassSummary run(const std::vector<Task>& tasks, const DeltaRules& rules);
+  /// Waits for the results. `then` launches what looks at them, to be waited for together; again if tasks followed.
+  PassSummary run(
+      const std::vector<Task>& tasks, const DeltaRules& rules, const std::function<void()>& then = [] {});
   /// to = from for each task. Asynchronous.
   void copy(const std::vector<Task>& tasks);
 
@@ -127,7 +134,8 @@ class DeltaPasses {
  private:
   DeltaPass<T> describe(const DeltaRules& rules) const;
   int tensor_side_by_side() const;
-  PassSummary general_run(const std::vector<Task>& tasks, const DeltaRules& rules);
+  PassSummary general_run(
+      const std::vector<Task>& tasks, const DeltaRules& rules, const std::function<void()>& then = [] {});
   BadToken locate(const Task& task, std::int64_t chunk_begin);
 
   DeltaShape shape_;
@@ -139,6 +147,7 @@ class DeltaPasses {
   std::int64_t tokens_ = 0, tensor_tasks_ = 0, general_tasks_ = 0;
   DeltaTensor tensor_;
   DeviceArray<DeltaCounts> counts_;
+  Fetched<DeltaCounts> found_;
   Uploaded<Task> tasks_;
 };
 

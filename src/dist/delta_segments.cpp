@@ -77,11 +77,15 @@ void DeltaSegments<T>::map_borders(bool forgetting) {
         borders_.push_back({plan_.map(i, j) * H + h, tokens.end, tokens.size(), h});
       }
   map_breaches_ = part_.map_borders(borders_, maps_, forgetting && !part_.options.reproducible).breaches;
+  // L is where it is wanted as a state by itself: before a map that does not forget, and behind the part
   std::vector<AffineTask> constants;
   for (std::int64_t i = 0; i < runs; ++i)
     for (std::int64_t j = 0; j < plan_.maps_of(i); ++j)
-      for (std::int64_t h = 0; h < H; ++h)
-        if (border(i, j, h).forgets) constants.push_back({border(i, j, h).slot, 0, plan_.border(i, j + 1) * H + h});
+      for (std::int64_t h = 0; h < H; ++h) {
+        const bool last = j + 1 == plan_.maps_of(i), chained = !last && !border(i, j + 1, h).forgets;
+        if (border(i, j, h).forgets && (chained || (last && i + 1 == runs)))
+          constants.push_back({border(i, j, h).slot, 0, plan_.border(i, j + 1) * H + h});
+      }
   part_.take_constants(maps_, states_, constants);
 }
 
@@ -96,7 +100,7 @@ void DeltaSegments<T>::scan_runs(std::int64_t first_run, std::int64_t last_run, 
   for (std::int64_t i = first_run; i < last_run; ++i) {
     if (!plan_.has_borders(i)) continue;
     for (std::int64_t h = begin; h < end; ++h) {
-      if (leading) {
+      if (leading && (plan_.maps_of(i) == 0 || !border(i, 0, h).forgets)) {
         Task start;
         start.head = static_cast<int>(h), start.from = part_.start_of(i, start.head);
         start.to = part_.slots.state(states_, plan_.border(i, 0) * H + h);
@@ -123,7 +127,7 @@ void DeltaSegments<T>::scan_runs(std::int64_t first_run, std::int64_t last_run, 
 template <class T>
 void DeltaSegments<T>::take_last_border(std::int64_t begin, std::int64_t end) {
   const std::int64_t size = part_.slots.state_size, first = (plan_.borders() - 1) * part_.shape.heads;
-  Kokkos::deep_copy(Kokkos::subview(part_.outgoing, std::pair(begin * size, end * size)),
+  Kokkos::deep_copy(part_.space, Kokkos::subview(part_.outgoing, std::pair(begin * size, end * size)),
                     Kokkos::subview(states_, std::pair((first + begin) * size, (first + end) * size)));
 }
 
@@ -170,8 +174,9 @@ std::vector<DeltaTask<T>> DeltaSegments<T>::tasks() {
         const TokenRange tokens = plan_.segment(i, j);
         Task task;
         task.head = h, task.begin = tokens.begin, task.end = tokens.end;
-        task.from =
-            plan_.has_borders(i) ? part_.slots.known_state(states_, plan_.border(i, j) * H + h) : part_.start_of(i, h);
+        task.from = j == 0                        ? part_.start_of(i, h)
+                    : border(i, j - 1, h).forgets ? part_.slots.constant(maps_, border(i, j - 1, h).slot)
+                                                  : part_.slots.known_state(states_, plan_.border(i, j) * H + h);
         if (!part_.options.reproducible && j + 1 == plan_.segments_of(i)) task.to = part_.end_of(i, h);
         if (j < plan_.maps_of(i) && border(i, j, h).forgets) {
           task.probe_at = tokens.end - border(i, j, h).covered;
@@ -210,7 +215,7 @@ PassSummary DeltaSegments<T>::outputs() {
   rules.count_breaches = true;
   PassSummary summary;
   if (computes || !part_.options.reproducible) {
-    summary = part_.passes.run(tasks(), rules);
+    summary = part_.passes.run(tasks(), rules, [&] { part_.look_at_probes(borders_); });
   } else {
     // the states at the borders are all there is: only a bad one needs a pass, to name the token
     if (!finite()) summary.bad = part_.passes.run(tasks(), rules).bad;

@@ -94,7 +94,7 @@ PassSummary DeltaWhole<T>::outputs(const std::vector<char>& heads) {
   }
   DeltaRules rules = part_.passes.rules(part_.computes_outputs(), false);
   rules.count_breaches = true;
-  const PassSummary summary = part_.passes.run(tasks, rules);
+  const PassSummary summary = part_.passes.run(tasks, rules, [&] { part_.look_at_probes(ends_); });
   part_.space.fence();  // the caller reads the outputs
   return summary;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "local/affine_scan.hpp"
 
+#include "local/affine_rows.hpp"
 #include "local/lanes.hpp"
 
 namespace longscan {
@@ -9,7 +10,8 @@ namespace {
 /// f(lanes, index) for the team's index.
 template <class T, class Space, class F>
 struct OnTeam {
-  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
+  // without the bound a thread has a quarter of the registers
+  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>, Kokkos::LaunchBounds<AffineRows::team, 1>>;
   using Member = typename Policy::member_type;
   F f;
   KOKKOS_FUNCTION void operator()(const Member& member) const {
@@ -20,13 +22,16 @@ struct OnTeam {
   }
 };
 
-/// Launch f(lanes, index) on a team for each index below `count`.
+/// Launch f(lanes, index) on a team for each index below `count`, with `scratch` bytes of shared memory on a device.
 template <class T, class Space, class F>
-void for_teams(const char* label, const Space& space, std::int64_t count, int elements, const F& f) {
+void for_teams(const char* label, const Space& space, std::int64_t count, int elements, const F& f,
+               std::size_t scratch = 0) {
   if (count == 0) return;
   using Work = OnTeam<T, Space, F>;
-  const int team = is_host_space<Space> ? 1 : elements >= 256 ? 256 : 32;
-  Kokkos::parallel_for(label, typename Work::Policy(space, count, team), Work{f});
+  const int team = is_host_space<Space> ? 1 : elements >= AffineRows::team || scratch > 0 ? AffineRows::team : 32;
+  auto policy = typename Work::Policy(space, count, team);
+  if (!is_host_space<Space>) policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(scratch)));
+  Kokkos::parallel_for(label, policy, Work{f});
 }
 
 /// Columns that one team takes: points' columns do not depend on each other, so a device works on several blocks of
@@ -40,6 +45,24 @@ struct ColumnBlocks {
   }
 };
 
+/// Columns [begin, end) of `from` through `count` maps, one after another; map(j), target(j): the j-th, and where its
+/// result goes.
+template <class T, class Lanes, class Map, class Target>
+KOKKOS_FUNCTION void affine_steps(const Lanes& lanes, const AffineMaps<T>& shape, const T* from, int leading, int begin,
+                                  int end, std::int64_t count, const Map& map, const Target& target) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 4) {
+    if (AffineRows::takes(shape) && end - begin == AffineRows::width)
+      return AffineRows::run(lanes.member, shape, from, leading, begin, count, map, target);
+  }
+#endif
+  for (std::int64_t j = 0; j < count; ++j) {
+    T* to = target(j);
+    affine_apply(lanes, shape, map(j), from, to, leading, begin, end);
+    from = to;
+  }
+}
+
 template <class T, class Space>
 struct Apply {
   AffineMaps<T> maps;
@@ -52,8 +75,10 @@ struct Apply {
     const AffineTask& task = tasks[team / blocks.count];
     const int begin = static_cast<int>(team % blocks.count) * blocks.width;
     const int end = begin + blocks.width < out.leading ? begin + blocks.width : out.leading;
-    affine_apply(lanes, maps, static_cast<const T*>(maps.slot(task.map)), x.slot(task.x), out.slot(task.out),
-                 out.leading, begin, end);
+    affine_steps(
+        lanes, maps, x.slot(task.x), out.leading, begin, end, 1,
+        [&](std::int64_t) { return static_cast<const T*>(maps.slot(task.map)); },
+        [&](std::int64_t) { return out.slot(task.out); });
   }
 };
 
@@ -79,27 +104,29 @@ struct Scan {
     const AffineChain& c = chains[team / blocks.count];
     const int begin = static_cast<int>(team % blocks.count) * blocks.width;
     const int end = begin + blocks.width < points.leading ? begin + blocks.width : points.leading;
-    for (std::int64_t j = 0; j < c.length; ++j)
-      affine_apply(lanes, maps, static_cast<const T*>(maps.slot(c.map + j * c.map_step)),
-                   static_cast<const T*>(points.slot(c.point + j * c.point_step)),
-                   points.slot(c.point + (j + 1) * c.point_step), points.leading, begin, end);
+    affine_steps(
+        lanes, maps, static_cast<const T*>(points.slot(c.point)), points.leading, begin, end, c.length,
+        [&](std::int64_t j) { return static_cast<const T*>(maps.slot(c.map + j * c.map_step)); },
+        [&](std::int64_t j) { return points.slot(c.point + (j + 1) * c.point_step); });
   }
 };
 
-template <class T>
+template <class T, class Space>
 struct Walk {
   AffineMaps<T> shape;
   int leading;
   const AffineStep<T>* steps;
   const AffineWalk<T>* walks;
+  ColumnBlocks<Space> blocks;
   template <class Lanes>
-  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
-    const AffineWalk<T>& w = walks[i];
-    const T* from = w.from;
-    for (std::int64_t j = w.first; j < w.first + w.count; ++j) {
-      affine_apply(lanes, shape, steps[j].map, from, steps[j].to, leading);
-      from = steps[j].to;
-    }
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t team) const {
+    const AffineWalk<T>& w = walks[team / blocks.count];
+    const int begin = static_cast<int>(team % blocks.count) * blocks.width;
+    const int end = begin + blocks.width < leading ? begin + blocks.width : leading;
+    affine_steps(
+        lanes, shape, w.from, leading, begin, end, w.count,
+        [&](std::int64_t j) { return static_cast<const T*>(steps[w.first + j].map); },
+        [&](std::int64_t j) { return steps[w.first + j].to; });
   }
 };
 
@@ -130,22 +157,29 @@ struct Copy {
   }
 };
 
-/// norms[i * step] = Frobenius norm of columns [begin, end) of n rows in slot i.
+/// Frobenius norms of n rows in each slot: of all columns, or with `parts` = 2 of those before `split` and of the
+/// others.
 template <class T>
 struct Norms {
   AffinePoints<const T> slots;
-  int n, begin, end;
+  int n, split, end, parts;
   double* norms;
-  int step;
   template <class Lanes>
   KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
-    const T* slot = slots.slot(i);
-    const int width = end - begin;
-    const double squares = lanes.sum(static_cast<std::int64_t>(n) * width, [&](std::int64_t e) {
-      const double x = slot[e / width * slots.leading + begin + e % width];
-      return x * x;
+    constexpr int strip = 8;  // rows that a lane reads at once
+    const T* slot = slots.slot(i / parts);
+    const int begin = i % parts == 0 ? 0 : split, width = (parts == 2 && begin == 0 ? split : end) - begin;
+    const double squares = lanes.sum((n + strip - 1) / strip * width, [&](std::int64_t e) {
+      const int row = static_cast<int>(e) / width * strip, column = begin + static_cast<int>(e) % width;
+      double sum = 0;
+      LONGSCAN_UNROLL
+      for (int r = 0; r < strip; ++r) {
+        const double x = row + r < n ? slot[(row + r) * slots.leading + column] : T(0);
+        sum += x * x;
+      }
+      return sum;
     });
-    lanes.once([&] { norms[i * step] = sqrt(squares); });
+    lanes.once([&] { norms[i] = sqrt(squares); });
   }
 };
 
@@ -156,7 +190,7 @@ void affine_apply(const Space& space, const AffineMaps<T>& maps, const AffinePoi
                   const AffinePoints<T>& out, const AffineTask* tasks, std::int64_t count) {
   const ColumnBlocks<Space> blocks(out.leading);
   for_teams<T>("longscan::affine::apply", space, count * blocks.count, maps.n * blocks.width,
-               Apply<T, Space>{maps, x, out, tasks, blocks});
+               Apply<T, Space>{maps, x, out, tasks, blocks}, AffineRows::scratch_bytes(maps));
 }
 
 template <class Space, class T>
@@ -171,27 +205,28 @@ void affine_scan(const Space& space, const AffineMaps<T>& maps, const AffinePoin
                  const AffineChain* chains, std::int64_t count) {
   const ColumnBlocks<Space> blocks(points.leading);
   for_teams<T>("longscan::affine::scan", space, count * blocks.count, maps.n * blocks.width,
-               Scan<T, Space>{maps, points, chains, blocks});
+               Scan<T, Space>{maps, points, chains, blocks}, AffineRows::scratch_bytes(maps));
 }
 
 template <class Space, class T>
 void affine_walk(const Space& space, const AffineMaps<T>& shape, int leading, const AffineStep<T>* steps,
                  const AffineWalk<T>* walks, std::int64_t count) {
-  for_teams<T>("longscan::affine::walk", space, count, shape.n * shape.m, Walk<T>{shape, leading, steps, walks});
+  const ColumnBlocks<Space> blocks(leading);
+  for_teams<T>("longscan::affine::walk", space, count * blocks.count, shape.n * blocks.width,
+               Walk<T, Space>{shape, leading, steps, walks, blocks}, AffineRows::scratch_bytes(shape));
 }
 
 template <class Space, class T>
 void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, std::int64_t count) {
   const AffinePoints<const T> slots{maps.data, maps.leading, maps.stride};
-  for_teams<T>("longscan::affine::norms", space, count, maps.n * maps.n, Norms<T>{slots, maps.n, 0, maps.n, norms, 2});
-  for_teams<T>("longscan::affine::norms", space, count, maps.n * maps.m,
-               Norms<T>{slots, maps.n, maps.n, maps.n + maps.m, norms + 1, 2});
+  for_teams<T>("longscan::affine::norms", space, 2 * count, maps.n * maps.n,
+               Norms<T>{slots, maps.n, maps.n, maps.n + maps.m, 2, norms});
 }
 
 template <class Space, class T>
 void affine_norms(const Space& space, const AffinePoints<const T>& points, int n, double* norms, std::int64_t count) {
   for_teams<T>("longscan::affine::norms", space, count, n * points.leading,
-               Norms<T>{points, n, 0, points.leading, norms, 1});
+               Norms<T>{points, n, 0, points.leading, 1, norms});
 }
 
 template <class Space, class T>

@@ -77,42 +77,60 @@ void check(cudaError_t error) {
 /// What fp16 operands resolve: root mean squares below these lose digits to its subnormal numbers.
 constexpr float least_key = 1.f / 1024, least_query = 1.f / 4096, least_value = 1.f / 4096, least_state = 1.f / 16384;
 
-/// Looks at 16 tokens of each task. A team a task.
+/// Mean squares of keys, queries, written values.
+struct Squares {
+  float k = 0, q = 0, v = 0;
+  KOKKOS_FUNCTION Squares& operator+=(const Squares& other) {
+    k += other.k, q += other.q, v += other.v;
+    return *this;
+  }
+};
+
+}  // namespace
+}  // namespace longscan
+
+template <>
+struct Kokkos::reduction_identity<longscan::Squares> {
+  KOKKOS_FUNCTION static longscan::Squares sum() { return {}; }
+};
+
+namespace longscan {
+namespace {
+
+/// Looks at 16 tokens of each task; small numbers make it bad. A team a task.
 struct ScaleCheck {
   using Member = Kokkos::TeamPolicy<Kokkos::DefaultExecutionSpace>::member_type;
   static constexpr int samples = 16;
   DeltaPass<float> pass;
-  const DeltaTask<float>* tasks;
-  int* small;
+  const hopper::Task* tasks;
+  hopper::Counts* counts;
 
-  KOKKOS_FUNCTION float mean_square(const Member& member, const DeltaTask<float>& task, const TokenArray& x, int width,
-                                    const TokenArray& factor) const {
-    const std::int64_t tokens = task.end - task.begin, n = tokens < samples ? tokens : samples;
-    if (n == 0 || !x.data) return 0;
-    float sum = 0;
-    Kokkos::parallel_reduce(
-        Kokkos::TeamThreadRange(member, static_cast<int>(n) * width),
-        [&](int i, float& s) {
-          const std::int64_t t = task.begin + (i / width) * tokens / n;
-          float e = load<float>(x.data, x.type,
-                                t * x.token_stride + task.head / x.heads_per_stored * x.head_stride + i % width);
-          if (factor.data)
-            e *= load<float>(factor.data, factor.type,
-                             t * factor.token_stride + task.head / factor.heads_per_stored * factor.head_stride);
-          s += e * e;
-        },
-        sum);
-    return sum / static_cast<float>(n * width);
+  KOKKOS_FUNCTION static float square(const TokenArray& x, std::int64_t t, int head, int column) {
+    const float e =
+        load<float>(x.data, x.type, t * x.token_stride + head / x.heads_per_stored * x.head_stride + column);
+    return e * e;
   }
   KOKKOS_FUNCTION void operator()(const Member& member) const {
-    const DeltaTask<float>& task = tasks[member.league_rank()];
-    const int K = pass.rules.d_key, V = pass.rules.d_value;
-    const TokenArray none;
-    const float k = mean_square(member, task, pass.in.k, K, none);
-    const float q = pass.rules.outputs ? mean_square(member, task, pass.in.q, K, none) : 0.f;
-    float v = mean_square(member, task, pass.in.v, V, pass.in.eta.data ? pass.in.eta : pass.in.beta);
-    float state = k * v;
-    if (v == 0 && task.from.data) {
+    const hopper::Task& task = tasks[member.league_rank()];
+    const int K = pass.rules.d_key, V = pass.rules.d_value, width = K > V ? K : V;
+    const TokenArray& eta = pass.in.eta.data ? pass.in.eta : pass.in.beta;
+    const std::int64_t tokens = task.end - task.begin;
+    const int n = static_cast<int>(tokens < samples ? tokens : samples);
+    if (n == 0) return;
+    Squares mean;
+    Kokkos::parallel_reduce(
+        Kokkos::TeamThreadRange(member, n * width),
+        [&](int i, Squares& sum) {
+          const std::int64_t t = task.begin + (i / width) * tokens / n;
+          const int column = i % width;
+          if (column < K) sum.k += square(pass.in.k, t, task.head, column);
+          if (column < K && pass.rules.outputs) sum.q += square(pass.in.q, t, task.head, column);
+          if (column < V) sum.v += square(pass.in.v, t, task.head, column) * square(eta, t, task.head, 0);
+        },
+        mean);
+    mean.k /= static_cast<float>(n * K), mean.q /= static_cast<float>(n * K), mean.v /= static_cast<float>(n * V);
+    float state = mean.k * mean.v;
+    if (mean.v == 0 && task.from.data) {
       Kokkos::parallel_reduce(
           Kokkos::TeamThreadRange(member, K * V),
           [&](int i, float& s) {
@@ -123,9 +141,9 @@ struct ScaleCheck {
       state /= static_cast<float>(K * V);
     }
     const auto below = [](float square, float least) { return square > 0 && square < least * least; };
-    if (member.team_rank() == 0)
-      small[member.league_rank()] =
-          below(k, least_key) || below(q, least_query) || below(v, least_value) || below(state, least_state);
+    if (member.team_rank() == 0 && (below(mean.k, least_key) || below(mean.q, least_query) ||
+                                    below(mean.v, least_value) || below(state, least_state)))
+      counts[member.league_rank()].bad = 1;
   }
 };
 
@@ -133,13 +151,9 @@ struct ScaleCheck {
 
 struct DeltaTensor::Memory {
   SharedVector<hopper::Task> tasks;
-  SharedVector<DeltaTask<float>> checked;
   SharedVector<hopper::Counts> counts;
-  SharedVector<int> small;
   DeviceArray<hopper::Task> device_tasks;
-  DeviceArray<DeltaTask<float>> device_checked;
   DeviceArray<hopper::Counts> device_counts;
-  DeviceArray<int> device_small;
   DeviceArray<float> beta, eta, log_decay;
   void narrow(const Space& space, const DeltaPass<float>& pass, const TokenArray& from, DeviceArray<float>& memory,
               hopper::TokenScalars& to) {
@@ -185,7 +199,6 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
   const int K = pass.rules.d_key;
   m.launched = tasks.size(), m.per_task = pass.rules.map ? 2 : 1;
   m.tasks.assign(m.per_task * tasks.size(), {});
-  m.checked.assign(tasks.begin(), tasks.end());
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const DeltaTask<float>& from = tasks[i];
     hopper::Task t;
@@ -201,16 +214,12 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
     m.tasks[i] = t;
   }
   const auto total = static_cast<std::int64_t>(m.tasks.size());
-  m.counts.resize(total), m.small.resize(n);
+  m.counts.resize(total);
   reserve(m.device_tasks, "longscan::delta::tensor_tasks", total);
   reserve(m.device_counts, "longscan::delta::tensor_counts", total);
-  reserve(m.device_checked, "longscan::delta::tensor_checked", n);
-  reserve(m.device_small, "longscan::delta::tensor_small", n);
   if (n == 0) return;
   const cudaStream_t stream = space.cuda_stream();
   check(cudaMemcpyAsync(m.device_tasks.data(), m.tasks.data(), total * sizeof(hopper::Task), cudaMemcpyHostToDevice,
-                        stream));
-  check(cudaMemcpyAsync(m.device_checked.data(), m.checked.data(), n * sizeof(DeltaTask<float>), cudaMemcpyHostToDevice,
                         stream));
   check(cudaMemsetAsync(m.device_counts.data(), 0, total * sizeof(hopper::Counts), stream));
   hopper::Pass p = describe(pass);
@@ -227,10 +236,9 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
     check(hopper::run_pass(p, stream));
   }
   Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 512),
-                       ScaleCheck{pass, m.device_checked.data(), m.device_small.data()});
+                       ScaleCheck{pass, m.device_tasks.data(), m.device_counts.data()});
   check(cudaMemcpyAsync(m.counts.data(), m.device_counts.data(), total * sizeof(hopper::Counts), cudaMemcpyDeviceToHost,
                         stream));
-  check(cudaMemcpyAsync(m.small.data(), m.device_small.data(), n * sizeof(int), cudaMemcpyDeviceToHost, stream));
 }
 
 std::vector<char> DeltaTensor::rejected(const Space& space) {
@@ -239,7 +247,7 @@ std::vector<char> DeltaTensor::rejected(const Space& space) {
   std::vector<char> rejected(m.launched, 0);
   m.breaches = 0;
   for (std::size_t i = 0; i < m.launched; ++i) {
-    rejected[i] = m.small[i] != 0 || m.counts[i].bad || (m.per_task == 2 && m.counts[m.launched + i].bad);
+    rejected[i] = m.counts[i].bad || (m.per_task == 2 && m.counts[m.launched + i].bad);
     if (!rejected[i]) m.breaches += m.counts[i].breaches;
   }
   return rejected;
