@@ -3,6 +3,7 @@
 // transport. Calls do not block: what waits polls the stream, NCCL's own errors and a deadline.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
@@ -57,9 +58,21 @@ ncclResult_t finished(ncclComm_t comm, std::chrono::seconds deadline) {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(Transport& ranks, ncclComm_t comm) : ranks_(ranks), comm_(comm) {}
-  ~NcclTransport() override {
-    if (comm_) ncclCommAbort(comm_);  // local, unlike ncclCommDestroy; all transfers are settled
+  NcclTransport(Transport& ranks, ncclComm_t parent, ncclComm_t comm) : ranks_(ranks), parent_(parent), comm_(comm) {}
+  ~NcclTransport() override { abort(); }  // local, unlike ncclCommDestroy; all transfers are settled
+
+  /// A byte each way between neighbours, so that the first states do not wait for connections. Collective.
+  void greet_neighbours() {
+    const Kokkos::View<char*, Kokkos::CudaSpace> bytes("longscan::nccl::greeting", 4);
+    std::vector<Transfer> sends, receives;
+    for (const int other : {rank() - 1, rank() + 1}) {
+      if (other < 0 || other >= size()) continue;
+      const int at = other < rank() ? 0 : 2;
+      sends.push_back({other, bytes.data() + at, 1}), receives.push_back({other, bytes.data() + at + 1, 1});
+    }
+    exchange(sends, receives);
+    settle();
+    sent_ = 0;
   }
 
   int rank() const override { return ranks_.rank(); }
@@ -120,16 +133,40 @@ class NcclTransport final : public Transport {
     if (result != ncclSuccess) give_up(text(result));
   }
   [[noreturn]] void give_up(const std::string& what) {
-    ncclCommAbort(comm_);  // else its kernels would wait for ever, and the end of the program for them
-    comm_ = nullptr;
+    abort();  // else its kernels would wait for ever, and the end of the program for them
     fail(what + " (NCCL_DEBUG=WARN says more; --transport mpi does without)");
   }
 
+  void abort() {
+    if (comm_) ncclCommAbort(comm_);
+    if (parent_ != comm_) ncclCommAbort(parent_);
+    comm_ = parent_ = nullptr;
+  }
+
   Transport& ranks_;
-  ncclComm_t comm_;
+  ncclComm_t parent_, comm_;
   std::int64_t sent_ = 0;
   bool queued_ = false;
 };
+
+/// The same ranks, but calls are made by the caller's thread: a communicator that does not block, which is what a
+/// deadline at its start takes, starts a thread for each exchange. `comm` itself where NCCL cannot. Collective.
+ncclComm_t without_threads(ncclComm_t comm, int rank) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1)
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1, config.splitShare = 1;
+  std::atomic<ncclComm_t> split = nullptr;  // NCCL's thread sets it last, and may say success before
+  static_assert(sizeof split == sizeof(ncclComm_t));
+  const auto start = Clock::now();
+  ncclResult_t made = ncclCommSplit(comm, 0, rank, reinterpret_cast<ncclComm_t*>(&split), &config);
+  while (!split && (made == ncclSuccess || made == ncclInProgress) && Clock::now() - start < init_deadline)
+    made = finished(comm, init_deadline);
+  if (split) return split;
+  fail("no second communicator: " + text(made) + " (--transport mpi does without)");
+#else
+  return comm;
+#endif
+}
 
 /// Whether two ranks have the same GPU; its identity is the same in every process.
 bool share_a_device(Transport& ranks) {
@@ -185,7 +222,9 @@ std::unique_ptr<Transport> make_nccl_transport(Transport& ranks, std::string& wh
                                     : "NCCL did not start: " + text(static_cast<ncclResult_t>(verdict));
     return nullptr;
   }
-  return std::make_unique<NcclTransport>(ranks, comm);
+  auto transport = std::make_unique<NcclTransport>(ranks, comm, without_threads(comm, ranks.rank()));
+  transport->greet_neighbours();
+  return transport;
 }
 
 #endif
