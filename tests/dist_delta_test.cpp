@@ -92,7 +92,7 @@ TEST_F(DistDelta, SixteenBitProducts) {
     return got;
   };
   int residue = 0;
-  for (const Sizes& size : {Sizes{128, 128}, Sizes{64, 64}, Sizes{72, 104}})
+  for (const Sizes& size : {Sizes{128, 128}, Sizes{64, 64}, Sizes{72, 104}, Sizes{128, 136}, Sizes{64, 256}})
     for (Decay decay : {Decay::none, Decay::head})
       for (DType type : {DType::f16, DType::bf16}) {
         Recipe r;

@@ -147,6 +147,40 @@ struct ScaleCheck {
   }
 };
 
+/// Columns of the state that tasks of their own take: a kernel holds 64 to 128. Columns do not depend on each other.
+struct Tile {
+  int begin = 0, columns = 0;
+};
+std::vector<Tile> tiles_of(int d_value) {
+  constexpr int least = 64, most = 128, unit = 8;
+  std::vector<Tile> tiles;
+  for (int begin = 0; begin < d_value;) {
+    const int left = d_value - begin;
+    const bool halves = left > most && left < most + least;
+    const int columns = halves ? (left / 2 + unit - 1) / unit * unit : std::min(left, most);
+    tiles.push_back({begin, columns});
+    begin += columns;
+  }
+  return tiles;
+}
+
+/// The pass over a tile's columns.
+hopper::Pass part_of(hopper::Pass p, const Tile& tile) {
+  constexpr int bytes = 2;  // of an element
+  p.v.data = static_cast<const char*>(p.v.data) + tile.begin * bytes;
+  if (p.o) p.o = static_cast<char*>(p.o) + tile.begin * bytes;
+  p.d_value = tile.columns;
+  return p;
+}
+
+hopper::State columns_from(const StateRef<const float>& state, int column) {
+  float* const data = const_cast<float*>(state.data);
+  return {data ? data + column * state.v_stride : nullptr, state.k_stride, state.v_stride};
+}
+hopper::State columns_from(const StateRef<float>& state, int column) {
+  return {state.data ? state.data + column * state.v_stride : nullptr, state.k_stride, state.v_stride};
+}
+
 }  // namespace
 
 struct DeltaTensor::Memory {
@@ -166,7 +200,7 @@ struct DeltaTensor::Memory {
     to.data = memory.data(), to.token_stride = pass.heads, to.head_stride = 1;
   }
   std::size_t launched = 0;
-  int per_task = 1;
+  std::size_t per_task = 1;  // tiles, and P
   std::int64_t breaches = 0;
 };
 
@@ -179,40 +213,43 @@ bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
   const hopper::Pass p = describe(pass);
   hopper::Pass square = p;  // P
   square.d_value = r.d_key, square.v = p.k;
+  const std::vector<Tile> tiles = tiles_of(r.d_value);
   return r.chunk == 64 && !r.dplr && !r.normalize_keys && !r.round_to_bf16 && r.inverse == Inverse::forward &&
          r.half_operands && !r.channel_decay && in.log_decay.heads_per_stored == 1 &&
          !(r.outputs && pass.state_every > 0) && size_of(in.k.type) == 2 && in.v.type == in.k.type &&
          in.v.heads_per_stored == 1 && in.beta.heads_per_stored == 1 && (!in.eta || in.eta.heads_per_stored == 1) &&
          (!r.outputs || (in.q.type == in.k.type && in.q.heads_per_stored == in.k.heads_per_stored && pass.out.data &&
                          pass.out.type == in.k.type)) &&
-         hopper::applies(properties().major, r.d_key, r.d_value, p) &&
+         std::all_of(tiles.begin(), tiles.end(),
+                     [&](const Tile& tile) {
+                       return hopper::applies(properties().major, r.d_key, tile.columns, part_of(p, tile));
+                     }) &&
          (!r.map || hopper::applies(properties().major, r.d_key, r.d_key, square));
 }
 
 int DeltaTensor::side_by_side(const DeltaPass<float>& pass) {
-  return properties().multiProcessorCount * hopper::tasks_at_once(pass.rules.d_key, pass.rules.d_value);
+  return properties().multiProcessorCount *
+         hopper::tasks_at_once(pass.rules.d_key, tiles_of(pass.rules.d_value).front().columns);
 }
 
 void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks) {
   Memory& m = *memory_;
   const auto n = static_cast<std::int64_t>(tasks.size());
   const int K = pass.rules.d_key;
-  m.launched = tasks.size(), m.per_task = pass.rules.map ? 2 : 1;
-  m.tasks.assign(m.per_task * tasks.size(), {});
-  for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const DeltaTask<float>& from = tasks[i];
+  const std::vector<Tile> tiles = tiles_of(pass.rules.d_value);
+  m.launched = tasks.size(), m.per_task = tiles.size() + (pass.rules.map ? 1 : 0);
+  m.tasks.clear();
+  const auto add = [&](const DeltaTask<float>& from, int state_column, int to_column, std::int32_t flags) {
     hopper::Task t;
-    t.begin = from.begin, t.end = from.end, t.head = from.head;
-    t.from = {const_cast<float*>(from.from.data), from.from.k_stride, from.from.v_stride};
-    t.to = {from.to.data, from.to.k_stride, from.to.v_stride};
-    t.probe_at = from.probe_at, t.probe = {from.probe.data, from.probe.k_stride, from.probe.v_stride};
-    if (pass.rules.map) {
-      hopper::Task& P = m.tasks[tasks.size() + i] = t;
-      P.flags = hopper::from_identity | hopper::without_values;
-      if (t.to.data) t.to.data += K * from.to.v_stride;
-    }
-    m.tasks[i] = t;
-  }
+    t.begin = from.begin, t.end = from.end, t.head = from.head, t.flags = flags;
+    t.from = columns_from(from.from, state_column), t.to = columns_from(from.to, to_column);
+    t.probe_at = from.probe_at, t.probe = columns_from(from.probe, state_column);
+    m.tasks.push_back(t);
+  };
+  for (const Tile& tile : tiles)
+    for (const DeltaTask<float>& task : tasks) add(task, tile.begin, pass.rules.map_columns() + tile.begin, 0);
+  if (pass.rules.map)
+    for (const DeltaTask<float>& task : tasks) add(task, 0, 0, hopper::from_identity | hopper::without_values);
   const auto total = static_cast<std::int64_t>(m.tasks.size());
   m.counts.resize(total);
   reserve(m.device_tasks, "longscan::delta::tensor_tasks", total);
@@ -226,14 +263,18 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
   m.narrow(space, pass, pass.in.beta, m.beta, p.beta);
   m.narrow(space, pass, pass.in.eta, m.eta, p.eta);
   m.narrow(space, pass, pass.in.log_decay, m.log_decay, p.log_decay);
-  p.tasks = m.device_tasks.data(), p.task_count = static_cast<std::int32_t>(total), p.counts = m.device_counts.data();
-  if (!pass.rules.map || K == pass.rules.d_value) {
+  p.tasks = m.device_tasks.data(), p.counts = m.device_counts.data();
+  if (pass.rules.map && tiles.size() == 1 && K == pass.rules.d_value) {  // P and L side by side
+    p.task_count = static_cast<std::int32_t>(total);
     check(hopper::run_pass(p, stream));
-  } else {  // P has other sizes than L
+  } else {
     p.task_count = static_cast<std::int32_t>(n);
-    check(hopper::run_pass(p, stream));
-    p.tasks += n, p.counts += n, p.d_value = K, p.v = p.k;  // no v is read
-    check(hopper::run_pass(p, stream));
+    for (const Tile& tile : tiles) {
+      check(hopper::run_pass(part_of(p, tile), stream));
+      p.tasks += n, p.counts += n;
+    }
+    p.d_value = K, p.v = p.k;  // no v is read
+    if (pass.rules.map) check(hopper::run_pass(p, stream));
   }
   Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 512),
                        ScaleCheck{pass, m.device_tasks.data(), m.device_counts.data()});
@@ -247,7 +288,7 @@ std::vector<char> DeltaTensor::rejected(const Space& space) {
   std::vector<char> rejected(m.launched, 0);
   m.breaches = 0;
   for (std::size_t i = 0; i < m.launched; ++i) {
-    rejected[i] = m.counts[i].bad || (m.per_task == 2 && m.counts[m.launched + i].bad);
+    for (std::size_t j = 0; j < m.per_task; ++j) rejected[i] |= m.counts[j * m.launched + i].bad != 0;
     if (!rejected[i]) m.breaches += m.counts[i].breaches;
   }
   return rejected;
