@@ -129,11 +129,13 @@ PassSummary DeltaPart<T>::map_borders(std::vector<Border>& borders, DeviceArray<
       b.P = found_norms_[2 * b.slot], b.L = found_norms_[2 * b.slot + 1];
       b.forgets = b.P <= vanishing();
       if (b.forgets || b.covered >= b.limit || !std::isfinite(b.P)) continue;
-      // |P| falls about exponentially: aim where it should vanish, between 1.25 and 4 times as far
+      // |P| falls about exponentially: aim where it should vanish, between 1.25 and 4 times as far; where that is
+      // beyond the limit, at the limit
       const double start = std::log(std::sqrt(static_cast<double>(shape.d_key)));
       const double fallen = start - std::log(b.P), needed = start - std::log(vanishing());
-      const double factor = fallen > 0 ? std::clamp(1.1 * needed / fallen, 1.25, 4.0) : 4.0;
-      wanted[i] = aligned(b, factor * static_cast<double>(b.covered));
+      const auto covered = static_cast<double>(b.covered), limit = static_cast<double>(b.limit);
+      const double aim = fallen > 0 ? 1.1 * needed / fallen * covered : limit;
+      wanted[i] = aligned(b, aim >= limit ? limit : std::clamp(aim, 1.25 * covered, 4 * covered));
       next.push_back(i);
     }
     active = next;

@@ -130,16 +130,21 @@ struct Walk {
   }
 };
 
-template <class T>
+template <class T, class Space>
 struct Constants {
   AffineMaps<T> maps;
   AffinePoints<T> out;
   const AffineTask* tasks;
+  ColumnBlocks<Space> blocks;
   template <class Lanes>
-  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
-    const T* map = maps.slot(tasks[i].map);
-    T* to = out.slot(tasks[i].out);
-    lanes.each2(maps.n, out.leading, [&](int row, int j) {
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t team) const {
+    const AffineTask& task = tasks[team / blocks.count];
+    const int begin = static_cast<int>(team % blocks.count) * blocks.width;
+    const int end = begin + blocks.width < out.leading ? begin + blocks.width : out.leading;
+    const T* map = maps.slot(task.map);
+    T* to = out.slot(task.out);
+    lanes.each2(maps.n, end - begin, [&](int row, int column) {
+      const int j = begin + column;
       to[row * out.leading + j] = j < maps.m ? map[row * maps.leading + maps.n + j] : T(0);
     });
   }
@@ -232,7 +237,9 @@ void affine_norms(const Space& space, const AffinePoints<const T>& points, int n
 template <class Space, class T>
 void affine_constants(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& out,
                       const AffineTask* tasks, std::int64_t count) {
-  for_teams<T>("longscan::affine::constants", space, count, maps.n * maps.m, Constants<T>{maps, out, tasks});
+  const ColumnBlocks<Space> blocks(out.leading);
+  for_teams<T>("longscan::affine::constants", space, count * blocks.count, maps.n * blocks.width,
+               Constants<T, Space>{maps, out, tasks, blocks});
 }
 
 template <class Space, class T>
