@@ -310,6 +310,10 @@ TEST(ScanModel, ChoosesByCosts) {
   const ScanSize diagonal{64, 4, 8, 1};
   EXPECT_EQ(choose(diagonal, 4096), ScanAlgorithm::doubling);
   EXPECT_NE(choose(diagonal, 4096, true), ScanAlgorithm::doubling);
+  EXPECT_NE(choose(diagonal, 4096, true), ScanAlgorithm::chain);
+  costs.shared_cores = true;
+  EXPECT_EQ(choose(diagonal, 4096, true), ScanAlgorithm::chain);
+  costs.shared_cores = false;
   // doubling is a matter of sizes, not of what was measured
   costs.apply = 1;
   EXPECT_EQ(choose(diagonal, 4096), ScanAlgorithm::doubling);

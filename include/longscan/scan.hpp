@@ -35,6 +35,7 @@ struct ScanCosts {
   double compose = 0;     ///< of one element's A2 A1, A2 b1 + b2; 0: by the size of the maps
   double launch = 0;      ///< of starting any such computation
   bool measured = false;
+  bool shared_cores = false;  ///< ranks of a node take turns on its cores: alpha is the scheduler's
 };
 
 /// Pieces that `count` elements travel in along a chain: consecutive elements, so many each.
@@ -52,9 +53,9 @@ struct ScanChoice {
 };
 
 /// Automatic: chain, all_to_all and all_gather do the same operations in the same order, so that the choice between
-/// them may follow measured costs without touching a bit of the result. doubling rounds differently: it is taken by the
-/// sizes alone, where nominal costs put it ahead of the others by more than a factor of two. Never with `same_bits`.
-/// Pure.
+/// them may follow measured costs without touching a bit of the result; where cores are shared those say nothing, and
+/// it is the chain, which wakes each rank once. doubling rounds differently: it is taken by the sizes alone, where
+/// nominal costs put it ahead of the others by more than a factor of two. Never with `same_bits`. Pure.
 ScanChoice choose_scan(ScanAlgorithm asked, const ScanSize& size, int ranks, const ScanCosts& costs, bool same_bits);
 
 /// Throws Error(usage) if `reproducible` cannot hold with this algorithm.

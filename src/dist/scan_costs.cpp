@@ -4,6 +4,7 @@
 #include <chrono>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "dist/exclusive_scan.hpp"
 #include "local/affine_scan.hpp"
@@ -106,9 +107,11 @@ ScanCosts measure_scan(Transport& ranks, const ScanPart<T>& part, bool compose) 
       Space().fence();  // timed
     });
   }
-  double worst[] = {costs.apply, costs.compose, costs.launch};
-  ranks.all_reduce(worst, 3, Transport::Reduction::max);
-  return {costs.latency, costs.byte, worst[0], worst[1], worst[2], true};
+  const unsigned cores = std::thread::hardware_concurrency();
+  const bool crowded = is_host_space<Space> && cores > 0 && ranks.local_size() > static_cast<int>(cores);
+  double worst[] = {costs.apply, costs.compose, costs.launch, crowded ? 1.0 : 0.0};
+  ranks.all_reduce(worst, 4, Transport::Reduction::max);
+  return {costs.latency, costs.byte, worst[0], worst[1], worst[2], true, worst[3] > 0};
 }
 
 template <class T>

@@ -103,6 +103,10 @@ ScanChoice choose_scan(ScanAlgorithm asked, const ScanSize& size, int ranks, con
     choice.reason = "many ranks and small maps";
     return choice;
   }
+  if (costs.shared_cores) {
+    choice.reason = "ranks share cores, where messages take what the scheduler takes";
+    return choice;
+  }
   choice.algorithm = best(costs);
   choice.reason = costs.measured ? "by the model with measured costs:" : "by the model with nominal costs:";
   for (const ScanAlgorithm a : same_operations)
