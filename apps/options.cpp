@@ -352,7 +352,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
           "--dtype", [&bench](const std::string& word) { bench.dtype = types.parse("--dtype", word); },
           "type of the inputs (default: that of the arithmetic)")
       ->type_name(types.text());
-  bench_delta_app->add_flag("--check", bench.check, "compare all outputs of the first head with float64 arithmetic");
+  bench_delta_app->add_flag("--check", bench.check, "compare all outputs of the last head with float64 arithmetic");
   choice(*bench_delta_app, "--precision", bench.precision, precisions, "arithmetic (default f32)");
   choice(*bench_delta_app, "--scan", bench.scan, scans, "algorithm of the scan that passes states over the ranks");
   one_of(*bench_delta_app, "--transport", bench.transport, {"auto", "mpi", "nccl"},
