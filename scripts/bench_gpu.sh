@@ -47,7 +47,8 @@ half="--precision bf16 --runs 21 --check"
   row $half --tokens 1048576 --heads 4 --key-dimensions 64
   row $half --tokens 1048576 --heads 4 --d-key 64 --d-value 64
   row $half --tokens 1048576 --heads 16 --dtype f16
-  row --precision bf16 --runs 3 --tokens 131072 --heads 16 --decay channel --check
+  row $half --tokens 1048576 --heads 16 --decay channel
+  row $half --tokens 524288 --heads 8 --d-value 256             # columns in tiles
   row --precision f32 --runs 5 --tokens 131072 --heads 16 --check
   row --precision f32 --runs 5 --tokens 131072 --heads 16 --decay head --check
   row --precision f64 --runs 3 --tokens 65536 --heads 16
