@@ -6,7 +6,6 @@
 """
 import json
 import os
-from unittest import mock
 
 import cli_test
 from cli_test import BAD_INPUT, FILE_IO, NUMERICAL, USAGE, Command, contents, resize
@@ -414,9 +413,8 @@ class Tools(NewtonCommand):
             for line in (x.strip() for x in lines if x.strip()):
                 words = line.split()
                 ranks = 2 if words[0] == "mpirun" else 1
-                with mock.patch.object(cli_test, "TIMEOUT", 240):  # seconds on an idle core, minutes on a busy one
-                    self.succeed(*words[words.index("longscan") + 1:], *(("--force",) if "generate" in words else ()),
-                                 ranks=ranks)
+                self.succeed(*words[words.index("longscan") + 1:], *(("--force",) if "generate" in words else ()),
+                             ranks=ranks)
 
 
 if __name__ == "__main__":

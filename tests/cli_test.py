@@ -24,8 +24,8 @@ except ImportError as e:
     print(f"skipped: {e}; on Debian: apt-get install python3-h5py")
     sys.exit(77)
 
-LONGSCAN, LAUNCH = "longscan", ["mpirun", "-n"]
-TIMEOUT = 60  # a job that takes longer hangs
+LONGSCAN, MOMENT, LAUNCH = "longscan", "", ["mpirun", "-n"]
+TIMEOUT = 300  # seconds; a job that takes longer hangs
 SESSIONS = tempfile.mkdtemp(prefix="longscan_mpi_")  # Open MPI's own: tests side by side would remove each other's
 atexit.register(shutil.rmtree, SESSIONS, ignore_errors=True)
 USAGE, BAD_INPUT, FILE_IO, RESOURCES, NUMERICAL = 2, 3, 4, 5, 6
@@ -806,13 +806,14 @@ class Solve(Command):
 
 def main(description):
     """Runs the tests of the calling script on the program and launcher of the command line."""
-    global LONGSCAN, LAUNCH
+    global LONGSCAN, MOMENT, LAUNCH
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--longscan", required=True)
+    parser.add_argument("--moment", default="", help="the library of moment.cpp")
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--launch", nargs=argparse.REMAINDER, required=True)
     options = parser.parse_args()
-    LONGSCAN, LAUNCH = os.path.abspath(options.longscan), options.launch
+    LONGSCAN, MOMENT, LAUNCH = os.path.abspath(options.longscan), os.path.abspath(options.moment), options.launch
     unittest.main(argv=[sys.argv[0], "-v", *options.only])
 
 

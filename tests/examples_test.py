@@ -45,7 +45,7 @@ class Examples(unittest.TestCase):
                         OMPI_MCA_orte_tmpdir_base=self.folder)  # tests side by side would remove each other's files
 
     def run_words(self, *words, **kw):
-        p = subprocess.run(words, cwd=self.folder, env=self.env, text=True, capture_output=True, timeout=120, **kw)
+        p = subprocess.run(words, cwd=self.folder, env=self.env, text=True, capture_output=True, timeout=300, **kw)
         self.assertEqual(p.returncode, 0, f"{words}\n{p.stdout}{p.stderr}")
         return p.stdout
 

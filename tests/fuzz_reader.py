@@ -27,7 +27,7 @@ except ImportError as missing:
 
 # done, bad input, file I/O, not enough memory, numerical; never a crash (negative) or an internal error (1)
 ALLOWED = {0, 3, 4, 5, 6}
-TIMEOUT = 60
+TIMEOUT = 300
 
 
 def good_files(longscan, folder):

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The templates of scripts/slurm on a Slurm of one node, which the test starts: a job, an array, scancel, a time limit,
-preemption and requeue, exit codes. What Slurm does is awaited, and the ranks are stopped meanwhile. As root, with slurm-wlm and munge; skipped without.
+preemption and requeue, exit codes. Ranks that are to be asked to stop wait for that in their first window (moment.cpp).
+As root, with slurm-wlm and munge; skipped without.
 
-    slurm_test.py --longscan build/apps/longscan --scripts scripts/slurm
+    slurm_test.py --longscan build/apps/longscan --moment build/tests/liblongscan_moment.so --scripts scripts/slurm
 """
 import argparse
 import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,12 +28,12 @@ if os.geteuid() != 0 or not all(shutil.which(p, path=os.environ["PATH"] + ":/usr
     print("skipped: needs root, and on Debian: apt-get install slurm-wlm munge")
     sys.exit(77)
 
-LONGSCAN = SCRIPTS = None
+LONGSCAN = MOMENT = SCRIPTS = None
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
 
 
 def run(*words, **kw):
-    return subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300, **kw)
+    return subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=900, **kw)
 
 
 def processes(text):
@@ -55,7 +55,8 @@ class Slurm(unittest.TestCase):
         cls.slurm = cls.at("slurm")
         local = os.path.join(SCRIPTS, "local.sh")
         os.environ.update(SLURM_CONF=os.path.join(cls.slurm, "slurm.conf"), LONGSCAN_SLURM_CPUS="8", LONGSCAN=LONGSCAN,
-                          LONGSCAN_CHECKPOINT_EVERY="0", OMPI_ALLOW_RUN_AS_ROOT="1",
+                          LONGSCAN_CHECKPOINT_EVERY="0",  # only when asked to stop
+                          OMPI_ALLOW_RUN_AS_ROOT="1",
                           OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_pml="ob1", OMPI_MCA_rmaps_base_oversubscribe="1",
                           OMPI_MCA_hwloc_base_binding_policy="none", OMPI_MCA_btl_vader_single_copy_mechanism="none")
         cls.addClassCleanup(run, local, "stop", cls.slurm)
@@ -73,9 +74,23 @@ class Slurm(unittest.TestCase):
         return os.path.join(cls.folder, name)
 
     @classmethod
-    def long(cls, out, window=300):
+    def long(cls, out, window=20000):
         """A solve of many windows; the token loop has the same bits in any."""
-        return "newton", cls.at("long.h5"), "-o", cls.at(out), "--method", "sequential", "--window", str(window)
+        return ("newton", cls.at("long.h5"), "-o", cls.at(out), "--method", "sequential", "--window", str(window),
+                "--stall-timeout", "0")
+
+    def program(self, name, *lines):
+        """A program that is longscan after these lines; the options that have a template take it."""
+        path = self.at(name)
+        with open(path, "w") as f:
+            f.write("\n".join(["#!/bin/sh", *lines, f'exec {LONGSCAN} "$@"', ""]))
+        os.chmod(path, 0o755)
+        return f"--export=ALL,LONGSCAN={path}"
+
+    def waiting(self):
+        """The ranks of a job's first start stay in their first window until they are asked to stop."""
+        return self.program("waiting", '[ "$SLURM_RESTART_COUNT" ] ||',
+                            f'  export LD_PRELOAD={MOMENT} LONGSCAN_MOMENT="window 1 0 -1 0"')
 
     def tearDown(self):
         run("scancel", "--quiet", "--full", "--user=root")
@@ -122,56 +137,27 @@ class Slurm(unittest.TestCase):
                          (f"{code}:0", "FAILED" if code else "COMPLETED"), self.story(job))
 
     def starts_again(self, job):
-        """A requeued job waits two minutes. By then Slurm has cleared the traces of its first start; if it has not, the
-        step that has the same name again finds the socket of the first."""
-        self.until(lambda: (self.show(job), self.show(job, "Restarts")) == ("PENDING", "1"), f"job {job} in the queue again")
-        self.until(lambda: not processes(f"slurmstepd: [{job}."), "the end of the first start")
-        self.until(lambda: run("scontrol", "update", f"jobid={job}", "StartTime=now") and self.show(job) != "PENDING",
-                   "the second start")
+        """A requeued job waits two minutes, or, here, until Slurm has cleared the traces of its first start: else the step
+        that has the same name again finds the socket of the first, and what starts in the second in which the job was
+        ended is taken for that start."""
+        ask = None
 
-    def ranks(self, out):
-        found = []
-        for pid in processes(self.at(out)):
-            with contextlib.suppress(OSError):
-                if os.path.samefile(f"/proc/{pid}/exe", LONGSCAN):
-                    found.append(pid)
-        return found
+        def again():
+            nonlocal ask
+            state, now = self.show(job), time.monotonic()
+            if state == "PENDING" and not processes(f"slurmstepd: [{job}."):
+                if ask and now > ask:
+                    run("scontrol", "update", f"jobid={job}", "StartTime=now", "TimeLimit=60")
+                if not ask or now > ask:
+                    ask = now + 3
+            return self.show(job, "Restarts") == "1" and state not in ("PENDING", "COMPLETING")
+        self.until(again, f"the second start of job {job}")
 
-    def send(self, out, sent):
-        for pid in self.ranks(out):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sent)
-
-    def stop_in_the_middle(self, jobs):
-        for out in jobs:
-            self.until(lambda: len(self.ranks(out)) == 2 and os.path.exists(self.at(out + ".part")), f"the middle of {out}")
-            self.send(out, signal.SIGSTOP)
-
-    def signalled(self, out):
-        """A signal waits for a stopped rank, or Slurm woke it, which it does just before it sends some signals."""
-        for pid in self.ranks(out):
-            status = self.text(f"/proc/{pid}/status")
-            if status and not re.search(r"^State:\s*T", status, re.MULTILINE):
-                return True
-            if any(int(bits, 16) & 1 << (n - 1) for bits in re.findall(r"^(?:Shd|Sig)Pnd:\s*(\w+)", status, re.MULTILINE)
-                   for n in (signal.SIGTERM, signal.SIGUSR2)):
-                return True
-        return False
-
-    def go_on(self, jobs):
-        """Until each of the jobs {output: job} is over or in the queue again. Its ranks stay stopped until Slurm does
-        something to them; then they run now and then, as the signal may still be under way."""
-        met = set()
-
-        def over():
-            left = [out for out, job in jobs.items() if self.show(job) not in (*ENDED, "PENDING")]
-            met.update(out for out in left if self.signalled(out))
-            for sent, seconds in ((signal.SIGCONT, 0.02), (signal.SIGSTOP, 0)):
-                for out in met:
-                    self.send(out, sent)
-                time.sleep(seconds)
-            return not left
-        self.until(over, f"the end of {jobs}")
+    def are_in_their_first_window(self, *jobs):
+        """(output, job): once the output is there every rank waits for a signal, or will."""
+        for out, job in jobs:
+            self.until(lambda: os.path.exists(self.at(out + ".part")) or self.show(job) in ENDED, f"the start of job {job}")
+            self.assertTrue(os.path.exists(self.at(out + ".part")), self.story(job))
 
     def same(self, out):
         with h5py.File(self.at(out)) as found, h5py.File(self.at("whole.h5")) as expected:
@@ -224,12 +210,12 @@ class Slurm(unittest.TestCase):
         """Also of a job that would requeue itself."""
         for template in ("job.sbatch", "preemptible.sbatch"):
             with self.subTest(template):
-                job = self.submit(template, *self.long("out.h5"), options=("--ntasks=2",))
-                self.stop_in_the_middle(["out.h5"])
+                job = self.submit(template, *self.long("out.h5"), options=("--ntasks=2", self.waiting()))
+                self.are_in_their_first_window(("out.h5", job))
                 run("scancel", job)
-                self.go_on({"out.h5": job})
+                self.until(lambda: self.show(job) in ENDED, f"the end of job {job}")
                 self.assertEqual(self.show(job), "CANCELLED", self.story(job))
-                self.until(lambda: not self.ranks("out.h5"), "the end of the ranks")
+                self.until(lambda: not processes(self.at("out.h5")), "the end of the ranks")
                 self.assertTrue(os.path.exists(self.at("out.h5.checkpoint")), self.log(job))
                 self.assertIn("SIGTERM: stopped", self.log(job))
                 self.assertEqual(self.show(job, "Restarts"), "0")
@@ -239,16 +225,17 @@ class Slurm(unittest.TestCase):
                 os.remove(self.at("out.h5"))
 
     def test_time_limit(self):
-        """Slurm looks at the time every 30 seconds, and sends its signal up to 60 seconds early."""
-        limit = ("--ntasks=2", "--time=10")
+        """Slurm looks at the time every 30 seconds. The limit becomes near once the ranks are there."""
         jobs = {}
         for out, template, options in (
                 ("out-srun.h5", "job.sbatch", ("--signal=B:USR2@540",)),
-                ("out-mpirun.h5", "job.sbatch", ("--signal=B:USR2@540", "--export=ALL,LONGSCAN_LAUNCHER=mpirun")),
+                ("out-mpirun.h5", "job.sbatch", ("--signal=B:USR2@540", self.waiting() + ",LONGSCAN_LAUNCHER=mpirun")),
                 ("out-requeue.h5", "preemptible.sbatch", ("--signal=USR2@540",))):
-            jobs[out] = self.submit(template, *self.long(out), options=(*limit, *options))
-        self.stop_in_the_middle(jobs)
-        self.go_on(jobs)
+            jobs[out] = self.submit(template, *self.long(out), options=("--ntasks=2", self.waiting(), *options))
+        self.are_in_their_first_window(*jobs.items())
+        for job in jobs.values():
+            changed = run("scontrol", "update", f"jobid={job}", "TimeLimit=9")
+            self.assertEqual(changed.returncode, 0, changed.stderr)
         for out, job in jobs.items():
             if "requeue" in out:
                 self.starts_again(job)
@@ -261,10 +248,11 @@ class Slurm(unittest.TestCase):
             self.same(out)
 
     def test_preempted_and_requeued(self):
-        job = self.submit("preemptible.sbatch", *self.long("out.h5"), options=("--ntasks=2", "--partition=low"))
-        self.stop_in_the_middle(["out.h5"])
+        job = self.submit("preemptible.sbatch", *self.long("out.h5"),
+                          options=("--ntasks=2", "--partition=low", self.waiting()))
+        self.are_in_their_first_window(("out.h5", job))
         other = self.submit("", options=("--partition=high", "--exclusive", "--output=/dev/null", "--wrap", "true"))
-        self.go_on({"out.h5": job})
+        self.until(lambda: self.show(job) in (*ENDED, "PENDING"), f"the end of job {job}")
         self.assertIn("SIGTERM: stopped", self.log(job), self.story(job))
         self.ends(other)
         self.starts_again(job)
@@ -275,12 +263,9 @@ class Slurm(unittest.TestCase):
 
     def test_a_signal_before_longscan_is_ready(self):
         """It ends the ranks."""
-        early = self.at("early")
-        with open(early, "w") as f:
-            f.write(f'#!/bin/sh\n[ "$SLURM_RESTART_COUNT" ] || kill -TERM $$\nexec {LONGSCAN} "$@"\n')
-        os.chmod(early, 0o755)
+        early = self.program("early", '[ "$SLURM_RESTART_COUNT" ] || kill -TERM $$')
         job = self.submit("preemptible.sbatch", "delta", self.at("short.h5"), "-o", self.at("out.h5"),
-                          options=("--ntasks=2", f"--export=ALL,LONGSCAN={early}"))
+                          options=("--ntasks=2", early))
         self.starts_again(job)
         self.ends(job)
         self.assertTrue(os.path.exists(self.at("out.h5")), self.log(job))
@@ -294,8 +279,9 @@ class Slurm(unittest.TestCase):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--longscan", required=True)
+    parser.add_argument("--moment", required=True)
     parser.add_argument("--scripts", required=True)
     parser.add_argument("--only", nargs="+", default=[])
     options = parser.parse_args()
-    LONGSCAN, SCRIPTS = os.path.abspath(options.longscan), os.path.abspath(options.scripts)
+    LONGSCAN, MOMENT, SCRIPTS = map(os.path.abspath, (options.longscan, options.moment, options.scripts))
     unittest.main(argv=[sys.argv[0], "-v", *options.only])

@@ -45,9 +45,15 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0
 MpiDefault=none
 ReturnToService=2
-KillWait=120
+KillWait=600
+# a machine that has much to do is no reason to give up
+MessageTimeout=100
+TCPTimeout=60
+SlurmdTimeout=0
+UnkillableStepTimeout=1200
 MinJobAge=3600
 OverTimeLimit=0
 SlurmdParameters=config_overrides
@@ -61,9 +67,9 @@ PartitionName=high Nodes=$host MaxTime=01:00:00 PriorityTier=10 PreemptMode=OFF
 CONF
 }
 
-# until_true COMMAND…: at most two minutes
+# until_true COMMAND…: at most five minutes
 until_true() {
-  for _ in {1..600}; do
+  for _ in {1..1500}; do
     if "$@" > /dev/null 2>&1; then return 0; fi
     sleep 0.2
   done
