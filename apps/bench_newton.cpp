@@ -134,6 +134,7 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
     row["iterations"] = r.iterations, row["status"] = std::string(name_of(r.status));
     row["method_used"] = std::string(name_of(r.method_used)), row["bits_of_token_loop"] = r.bits_of_token_loop;
     row["error"] = std::isfinite(error) ? nlohmann::json(error) : nlohmann::json();
+    row["projection_ms"] = r.projection_seconds * 1e3;
     row["lyapunov"] = r.lyapunov, row["log_amplification"] = r.log_amplification;
     row["ns_per_token_channel"] = time.median * 1e9 / static_cast<double>(bench.tokens) / bench.hidden;
     row["speedup_over_sequential"] = sequential_ms / (time.median * 1e3);
@@ -175,12 +176,12 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
               sizeof(T) == 8 ? "f64" : "f32", ranks.size(), ranks.size() == 1 ? "" : "s", device_name().c_str(),
               rows[1]["lyapunov"].get<double>());
   std::printf("floor %.2f ms: %s, on one rank\n", floor, rows[0]["floor"].get<std::string>().c_str());
-  std::printf("%-10s %6s %10s %10s %10s %7s %9s %16s %9s\n", "method", "ranks", "median ms", "min ms", "max ms",
-              "passes", "speed-up", "ns/token/channel", "error");
+  std::printf("%-10s %6s %10s %10s %10s %13s %7s %9s %16s %9s\n", "method", "ranks", "median ms", "min ms", "max ms",
+              "projection ms", "passes", "speed-up", "ns/token/channel", "error");
   for (const auto& row : rows) {
-    std::printf("%-10s %6d %10.2f %10.2f %10.2f %7lld %9.2f %16.2f ", row["name"].get<std::string>().c_str(),
+    std::printf("%-10s %6d %10.2f %10.2f %10.2f %13.3f %7lld %9.2f %16.2f ", row["name"].get<std::string>().c_str(),
                 row["ranks"].get<int>(), row["median_ms"].get<double>(), row["min_ms"].get<double>(),
-                row["max_ms"].get<double>(), row["iterations"].get<long long>(),
+                row["max_ms"].get<double>(), row["projection_ms"].get<double>(), row["iterations"].get<long long>(),
                 row["speedup_over_sequential"].get<double>(), row["ns_per_token_channel"].get<double>());
     if (row["error"].is_null())
       std::printf("%9s", "inf");

@@ -12,8 +12,10 @@
 #include "apps/report.hpp"
 #include "apps/stopwatch.hpp"
 #include "core/device_memory.hpp"
+#include "core/half.hpp"
 #include "core/random.hpp"
 #include "local/dense_cell_cuda.hpp"
+#include "local/projection.hpp"
 #include "longscan/cells.hpp"
 
 namespace longscan {
@@ -25,6 +27,8 @@ using Range = Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>;
 /// Larger than any cache. Overwritten before each run, so that no run finds its inputs in one.
 constexpr std::int64_t cache_bytes = std::int64_t{256} << 20;
 constexpr double tf32_tolerance = 2e-3;
+/// Projections are timed for as many tokens as make so many bytes.
+constexpr std::int64_t projected_bytes = std::int64_t{8} << 30;
 /// A call that takes longer is timed once.
 constexpr double long_call = 0.2;
 
@@ -85,6 +89,51 @@ double error_of(Transport& ranks, const DeviceArray<T>& h, const T* expected, st
                          : std::numeric_limits<double>::infinity();
 }
 
+/// x as `S` stores it.
+template <class S>
+void store_all(const DeviceArray<float>& x, std::int64_t count, const DeviceArray<S>& to) {
+  Kokkos::parallel_for(
+      "longscan::bench::store", Range(0, count), KOKKOS_LAMBDA(const std::int64_t i) { to(i) = as_stored<S>(x(i)); });
+}
+/// Values of a and b that differ in a bit.
+template <class S>
+std::int64_t different(const DeviceArray<S>& a, const DeviceArray<S>& b, std::int64_t count) {
+  std::int64_t others = 0;
+  Kokkos::parallel_reduce(
+      "longscan::bench::compare", Range(0, count),
+      KOKKOS_LAMBDA(const std::int64_t i, std::int64_t& sum) { sum += a(i).bits != b(i).bits; }, others);
+  return others;
+}
+
+/// `auto` on inputs and states of 16 bits, and whether its states have the bits of the token loop's.
+struct StoredRun {
+  Timing time;
+  NewtonReport report;
+  bool same = false;
+};
+template <class S>
+StoredRun time_stored(const CellKernel<float>& kernel, std::int64_t tokens, const DeviceArray<float>& x, Stored stored,
+                      NewtonOptions options, int runs) {
+  const auto alone = make_single_transport();
+  const std::int64_t inputs = tokens * kernel.inputs() * kernel.channels(), states = tokens * kernel.state_size();
+  DeviceArray<S> x16, h, expected;
+  reserve(x16, "longscan::bench::x", inputs), reserve(h, "longscan::bench::h", states),
+      reserve(expected, "longscan::bench::h", states);
+  store_all(x, inputs, x16);
+  const auto solve = [&](const DeviceArray<S>& to) {
+    CellArrays<float> arrays{reinterpret_cast<const float*>(x16.data()), reinterpret_cast<float*>(to.data())};
+    arrays.stored = stored;
+    return solve_cell_kernel<float>(*alone, kernel, {{0, tokens}}, arrays, options);
+  };
+  StoredRun run;
+  options.method = NewtonMethod::sequential;
+  solve(expected);
+  options.method = NewtonMethod::automatic;
+  run.time = time_of(runs, [&] { run.report = solve(h); });
+  run.same = different(h, expected, states) == 0;
+  return run;
+}
+
 /// Bytes a second that a copy reads and writes.
 double copy_speed() {
   const DeviceArray<char> from("longscan::bench::copy", cache_bytes), to("longscan::bench::copy", cache_bytes);
@@ -93,6 +142,23 @@ double copy_speed() {
     Kokkos::fence();
   });
   return 2.0 * static_cast<double>(cache_bytes) / t.median;
+}
+
+/// Seconds that W_ih x + b_ih takes for inputs as wide as the state; the slowest rank's.
+template <class T>
+double time_of_projection(Transport& ranks, std::int64_t tokens, int features, std::int64_t rows, int runs) {
+  tokens = std::min(tokens, projected_bytes / (rows * static_cast<std::int64_t>(sizeof(T))));
+  const std::vector<T> weight(static_cast<std::size_t>(rows) * features, T(0.01)), bias(rows, T(0.1));
+  const Projection<T> projection(static_cast<int>(rows), features, weight, bias);
+  DeviceArray<T> x, y;
+  reserve(x, "longscan::bench::x", tokens * features), reserve(y, "longscan::bench::y", tokens * rows);
+  fill(x, 7);
+  double seconds = time_of(std::min(runs, 5), [&] {
+                     projection.apply(x.data(), tokens, y.data());
+                     Kokkos::fence();
+                   }).median;
+  ranks.all_reduce(&seconds, 1, Transport::Reduction::max);
+  return seconds;
 }
 
 template <class T>
@@ -115,7 +181,7 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
       kernel->mixes() ? 2.0 * static_cast<double>(bench.tokens) * static_cast<double>(inputs) * bench.hidden : 0;
 
   nlohmann::json rows = nlohmann::json::array();
-  double sequential = 0, floor = 0;
+  double sequential = 0, floor = 0, projection = 0;
   const auto add = [&](const std::string& name, const Timing& time, const NewtonReport& r, double error, int on) {
     nlohmann::json row = time.json();
     if (name == "sequential") sequential = time.median;
@@ -129,6 +195,7 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
     row["residual_history"] = r.residual_history;
     row["error"] = std::isfinite(error) ? nlohmann::json(error) : nlohmann::json();
     row["lyapunov"] = r.lyapunov, row["log_amplification"] = r.log_amplification;
+    row["projection_ms"] = projection * 1e3;
     row["gb_per_s"] = bytes / time.median * 1e-9, row["tflop_per_s"] = flops / time.median * 1e-12;
     row["ns_per_token"] = time.median * 1e9 / static_cast<double>(bench.tokens);
     row["speedup_over_sequential"] = sequential / time.median;
@@ -156,6 +223,7 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
           solve_cell_kernel<T>(*alone, *kernel, all, {x.data(), expected.data()}, options(NewtonMethod::sequential));
     });
     ranks.broadcast(&floor, sizeof floor, 0);
+    projection = time_of_projection<T>(ranks, part.size(), kernel->channels(), inputs, bench.runs);
     add("sequential", time, report, 0, 1);
   }
   reserve(h, "longscan::bench::h", part.size() * size);
@@ -174,6 +242,18 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
     const double error = error_of<T>(ranks, h, expected.data() + part.begin * size, part.size() * size);
     add(std::string(name_of(method)), time, report, error, ranks.size());
   }
+  if constexpr (sizeof(T) == 4) {
+    if (ranks.size() == 1 && kernel->takes_stored()) {
+      const auto add_stored = [&](const char* name, const StoredRun& run) {
+        add(name, run.time, run.report, 0, 1);
+        rows.back()["gb_per_s"] = bytes / 2 / run.time.median * 1e-9;
+        rows.back()["bits_of_token_loop"] = run.same;
+      };
+      const NewtonOptions o = options(NewtonMethod::automatic);
+      add_stored("auto bf16", time_stored<StoredBf16>(*kernel, bench.tokens, x, Stored::bf16, o, bench.runs));
+      add_stored("auto f16", time_stored<StoredF16>(*kernel, bench.tokens, x, Stored::f16, o, bench.runs));
+    }
+  }
   if (ranks.rank() != 0) return;
   if (bench.json) {
     std::printf("%s\n", rows.dump(2).c_str());
@@ -185,14 +265,14 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
       sizeof(T) == 8 ? "f64" : "f32", ranks.size(), ranks.size() == 1 ? "" : "s", device_name().c_str(),
       rows[1]["lyapunov"].get<double>());
   std::printf("floor %.4f ms: %s, on one rank\n", floor * 1e3, rows[0]["floor"].get<std::string>().c_str());
-  std::printf("%-10s %-10s %10s %10s %10s %7s %9s %8s %9s %9s\n", "method", "used", "median ms", "min ms", "max ms",
-              "passes", "speed-up", "GB/s", "TFLOP/s", "error");
+  std::printf("%-10s %-10s %10s %10s %10s %13s %7s %9s %8s %9s %9s\n", "method", "used", "median ms", "min ms",
+              "max ms", "projection ms", "passes", "speed-up", "GB/s", "TFLOP/s", "error");
   for (const auto& row : rows) {
-    std::printf("%-10s %-10s %10.4f %10.4f %10.4f %7lld %9.2f %8.0f %9.2f ", row["name"].get<std::string>().c_str(),
-                row["method_used"].get<std::string>().c_str(), row["median_ms"].get<double>(),
-                row["min_ms"].get<double>(), row["max_ms"].get<double>(), row["iterations"].get<long long>(),
-                row["speedup_over_sequential"].get<double>(), row["gb_per_s"].get<double>(),
-                row["tflop_per_s"].get<double>());
+    std::printf(
+        "%-10s %-10s %10.4f %10.4f %10.4f %13.4f %7lld %9.2f %8.0f %9.2f ", row["name"].get<std::string>().c_str(),
+        row["method_used"].get<std::string>().c_str(), row["median_ms"].get<double>(), row["min_ms"].get<double>(),
+        row["max_ms"].get<double>(), row["projection_ms"].get<double>(), row["iterations"].get<long long>(),
+        row["speedup_over_sequential"].get<double>(), row["gb_per_s"].get<double>(), row["tflop_per_s"].get<double>());
     if (row["error"].is_null())
       std::printf("%9s", "inf");
     else

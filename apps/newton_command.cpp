@@ -242,6 +242,7 @@ class NewtonSolve {
     t.log_amplification = std::max(t.log_amplification, r.log_amplification);
     t.first_bad_token = r.first_bad_token >= 0 ? before + r.first_bad_token : t.first_bad_token;
     t.tolerance_floor = std::max(t.tolerance_floor, r.tolerance_floor), t.bytes_exchanged += r.bytes_exchanged;
+    t.projection_seconds += r.projection_seconds;
   }
 
   /// Exit 6 where this is not a solution.
@@ -447,6 +448,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
 
   std::int64_t program_bytes = resident_memory();
   Seconds seconds;
+  double projecting = 0;
   NewtonReport worst;
   std::int64_t done = 0, bytes_read = 0, exchanged = 0, solved = 0, window = 0, planned_bytes = 0;
   bool first = true;
@@ -469,6 +471,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
     const std::int64_t from = index == batch.problem() ? batch.token() : 0;
     solve.run(from, from > 0 ? report_from(batch.report().at("current")) : NewtonReport(), batch.solver_state(),
               from > 0 ? batch.window() : command.solve.window, done - problem.tokens(), save);
+    projecting += solve.report().projection_seconds;
     solved += problem.tokens() - from, bytes_read += solve.bytes_read(), exchanged += solve.report().bytes_exchanged;
     window = std::max(window, solve.window()), planned_bytes = std::max(planned_bytes, solve.planned_bytes());
     if (first || static_cast<int>(solve.report().status) > static_cast<int>(worst.status) ||
@@ -506,6 +509,8 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   report["precision"] = std::string(name_of(arithmetic));
   report["tokens"] = tokens, report["sequences"] = sequences;
   report["tokens_per_second"] = static_cast<double>(solved) / std::max(1e-9, report["seconds"]["total"].get<double>());
+  ranks.all_reduce(&projecting, 1, Transport::Reduction::max);
+  report["projection_seconds"] = projecting;  // within those of the solve
   report["window_tokens"] = window, report["planned_memory_bytes"] = planned_bytes;
   ranks.all_reduce(&program_bytes, 1, Transport::Reduction::max);
   report["program_memory_bytes"] = program_bytes;

@@ -5,9 +5,9 @@ set(longscan_config ${CMAKE_INSTALL_LIBDIR}/cmake/Longscan)
 
 install(DIRECTORY include/longscan DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
 # What longscan/cells.hpp compiles a user's cell into.
-install(FILES src/core/affine.hpp src/core/elementary.hpp src/core/portable.hpp
+install(FILES src/core/affine.hpp src/core/dtype.hpp src/core/elementary.hpp src/core/half.hpp src/core/portable.hpp
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/longscan/internal/core)
-install(FILES src/local/block_cell_kernel.hpp src/local/cell_kernel.hpp
+install(FILES src/local/block_cell_kernel.hpp src/local/cell_kernel.hpp src/local/trajectory_lanes.hpp
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/longscan/internal/local)
 install(EXPORT LongscanTargets NAMESPACE Longscan:: DESTINATION ${longscan_config})
 configure_package_config_file(cmake/LongscanConfig.cmake.in LongscanConfig.cmake INSTALL_DESTINATION ${longscan_config})

@@ -7,6 +7,8 @@
 
 #include "core/cell_reference.hpp"
 #include "core/device_memory.hpp"
+#include "core/half.hpp"
+#include "core/random.hpp"
 #include "dist/newton_layer.hpp"
 #include "longscan/cells.hpp"
 #include "newton_cases.hpp"
@@ -94,7 +96,10 @@ void expect_token_loop(const Case& test, double limit, const Result<T>& got) {
   const auto alone = make_single_transport();
   Case loop = test;
   loop.method = NewtonMethod::sequential, loop.window = 0, loop.segment = 0, loop.reproducible = false;
+  const bool on_device = shoots_on_device();
+  shoots_on_device() = false;  // token after token
   const Result<T> expected = solve<T>(*alone, loop);
+  shoots_on_device() = on_device;
   const std::int64_t D = test.cell.D, width = test.cell.directions * D;
   const bool has_c = test.cell.type == "lstm" || test.cell.type == "paralstm";
   const std::string what = std::string(test.cell.type) + " by " + std::string(name_of(test.method)) + ", " +
@@ -264,7 +269,7 @@ TEST(Newton, HardAndChaoticByAuto) {
     }
 }
 
-TEST(Newton, OverflowIsFound) {
+void expect_overflow_found() {
   // h' = relu(3 h + …) grows threefold a token
   const std::int64_t tokens = 300;
   CellWeights weights = test::make_weights({"rnn_relu", 2, 1});
@@ -287,6 +292,7 @@ TEST(Newton, OverflowIsFound) {
     EXPECT_NEAR(static_cast<double>(report.first_bad_token), static_cast<double>(bad - 1), 1) << name_of(method);
   }
 }
+TEST(Newton, OverflowIsFound) { expect_overflow_found(); }
 
 /// The way of shooting that devices take, on whatever kernels run on.
 class AsOnADevice : public ::testing::Test {
@@ -314,6 +320,68 @@ TEST(DeviceSegments, FillTheDeviceAndWarmUp) {
   EXPECT_EQ(plan(0, 0, 66).tokens, 8);
   EXPECT_EQ(plan_device_segments(1000, 1000, 66, 128, 40).tokens, 40);
   EXPECT_EQ(plan_device_segments(1000, 1000, 66, 128, 40).warm_up, 40);
+}
+
+TEST_F(AsOnADevice, AnyLength) {
+  std::vector<std::int64_t> lengths = {1, 2, 31, 33, 4095, 4097};
+  if (!is_host_space<Kokkos::DefaultExecutionSpace>) lengths.push_back((1 << 21) + 1);
+  for (const std::string& type : all_cells)
+    for (std::int64_t tokens : lengths) {
+      const Case test{{type, 3, 2, 0.5}, {{0, tokens}}};
+      if (type.substr(0, 4) == "para") {
+        expect_bits<float>(test);
+        expect_bits<float>({test.cell, test.sequences, NewtonMethod::sequential});
+      } else {
+        expect_close<float>(test);
+      }
+      if (tokens > 4095) continue;
+      expect_close<double>(test);
+      for (NewtonMethod method : {NewtonMethod::newton, NewtonMethod::quasi})
+        expect_close<float>({test.cell, test.sequences, method});
+    }
+}
+
+/// More than 2^31 values: inputs and states that a host's test has no room for.
+void expect_many_values() {
+  constexpr std::int64_t D = 1024, tokens = (std::int64_t{1} << 21) + 1, values = tokens * D;
+  using Values = Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>;
+  const auto alone = make_single_transport();
+  const auto kernel = make_cell_kernel<float>(test::make_weights({"paragru", D, 2, 0.5}));
+  DeviceArray<float> x, expected, h;
+  reserve(x, "x", 3 * values), reserve(expected, "expected", values), reserve(h, "h", values);
+  Kokkos::parallel_for(
+      "test::fill", Values(0, 3 * values), KOKKOS_LAMBDA(const std::int64_t i) {
+        x(i) = static_cast<float>(random_normal(1, 1, static_cast<std::uint64_t>(i)));
+      });
+  NewtonOptions options;
+  options.method = NewtonMethod::sequential;
+  solve_cell_kernel<float>(*alone, *kernel, {{0, tokens}}, {x.data(), expected.data()}, options);
+  for (NewtonMethod method : {NewtonMethod::automatic, NewtonMethod::newton}) {
+    options.method = method;
+    Kokkos::deep_copy(h, std::nanf(""));
+    const NewtonReport report = solve_cell_kernel<float>(*alone, *kernel, {{0, tokens}}, {x.data(), h.data()}, options);
+    EXPECT_EQ(report.status, NewtonStatus::converged) << name_of(method);
+    double worst = 0;
+    std::int64_t others = 0;
+    Kokkos::parallel_reduce(
+        "test::compare", Values(0, values),
+        KOKKOS_LAMBDA(const std::int64_t i, double& most, std::int64_t& count) {
+          const double d = static_cast<double>(h(i)) - static_cast<double>(expected(i)), size = d < 0 ? -d : d;
+          if (!(size == 0)) ++count;
+          most = !(size <= 1e300) ? 1e300 : size > most ? size : most;
+        },
+        Kokkos::Max<double>(worst), Kokkos::Sum<std::int64_t>(others));
+    if (method == NewtonMethod::automatic) {
+      EXPECT_EQ(others, 0) << worst;
+    }
+    EXPECT_LE(worst, 2e-5) << name_of(method);
+  }
+}
+
+TEST(OnADevice, MoreValuesThanThirtyTwoBitsCount) {
+  if (is_host_space<Kokkos::DefaultExecutionSpace> || free_device_memory() < (std::int64_t{48} << 30))
+    GTEST_SKIP() << "needs 48 GiB on a device";
+  expect_many_values();
 }
 
 TEST_F(AsOnADevice, BitsOfTheTokenLoop) {
@@ -484,14 +552,14 @@ TEST(OwnCell, BitsOfThePlainLoop) {
     }
 }
 
-TEST(OwnCell, KIterationsMakeKStatesExact) {
+void expect_k_states_exact(std::int64_t segment) {
   const int D = 4;
   const std::int64_t tokens = 60;
   const auto w = normals(D, 2, 1, 5), x = normals(tokens * D, 2, 2);  // hard: most of it is far from right
   for (NewtonMethod method : {NewtonMethod::newton, NewtonMethod::quasi, NewtonMethod::picard, NewtonMethod::jacobi})
     for (std::int64_t k : {1, 2, 3, 7, 20}) {
       NewtonOptions options;
-      options.method = method, options.max_iterations = k, options.tolerance = 1e-15;
+      options.method = method, options.max_iterations = k, options.tolerance = 1e-15, options.segment = segment;
       const Squashed r = squash(w, x, {{0, tokens}}, options);
       EXPECT_GE(r.report.converged_prefix, k) << name_of(method);
       for (std::int64_t t = r.part.begin; t < std::min(k, r.part.end); ++t)
@@ -500,7 +568,49 @@ TEST(OwnCell, KIterationsMakeKStatesExact) {
     }
 }
 
-TEST(OwnCell, ANaNLeavesEarlierTokensAlone) {
+template <class S>
+void expect_states_stored(Stored stored, const std::string& type) {
+  const Sequences sequences{{0, 700, 700, 703, 2001}};
+  constexpr std::int64_t D = 9;
+  const auto kernel = make_cell_kernel<float>(test::make_weights({type, D, 2, 0.7}));
+  const TokenRange part = cell_part(world(), sequences);
+  const std::int64_t inputs = kernel->inputs() * D, size = kernel->state_size();
+  const auto all = normals(2001 * inputs, 4, 4);
+  std::vector<S> x16;
+  std::vector<float> x;
+  for (std::int64_t i = part.begin * inputs; i < part.end * inputs; ++i) {
+    x16.push_back(as_stored<S>(static_cast<float>(all[i])));
+    x.push_back(as_arithmetic(x16.back()));
+  }
+  const auto x_there = on_device("x", x), h_there = on_device("h", std::vector<float>(part.size() * size));
+  const auto x16_there = on_device("x", x16), h16_there = on_device("h", std::vector<S>(part.size() * size));
+  for (NewtonMethod method : {NewtonMethod::automatic, NewtonMethod::sequential, NewtonMethod::quasi}) {
+    NewtonOptions options;
+    options.method = method, options.segment = 64;
+    solve_cell_kernel<float>(world(), *kernel, sequences, {x_there.data(), h_there.data()}, options);
+    CellArrays<float> arrays{reinterpret_cast<const float*>(x16_there.data()),
+                             reinterpret_cast<float*>(h16_there.data())};
+    arrays.stored = stored;
+    solve_cell_kernel<float>(world(), *kernel, sequences, arrays, options);
+    std::vector<float> expected(part.size() * size);
+    std::vector<S> got(part.size() * size);
+    copy_to_host<float>(h_there.data(), part.size() * size, expected.data());
+    copy_to_host<S>(h16_there.data(), part.size() * size, got.data());
+    std::int64_t others = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) others += got[i].bits != as_stored<S>(expected[i]).bits;
+    EXPECT_EQ(others, 0) << type << " by " << name_of(method);
+  }
+}
+TEST(Stored, StatesOfSixteenBitsAreRoundedOnesOfThirtyTwo) {
+  for (const char* type : {"paragru", "paralstm", "gru"}) {
+    expect_states_stored<StoredBf16>(Stored::bf16, type);
+    expect_states_stored<StoredF16>(Stored::f16, type);
+  }
+}
+
+TEST(OwnCell, KIterationsMakeKStatesExact) { expect_k_states_exact(0); }
+
+void expect_nan_leaves_earlier_tokens_alone() {
   const int D = 3;
   const std::int64_t tokens = 200;
   const auto w = normals(D, 1, 1);
@@ -523,6 +633,49 @@ TEST(OwnCell, ANaNLeavesEarlierTokensAlone) {
         }
     }
 }
+
+TEST(OwnCell, ANaNLeavesEarlierTokensAlone) { expect_nan_leaves_earlier_tokens_alone(); }
+
+// --- full-trajectory methods by sweeps over segments
+
+TEST_F(AsOnADevice, SweepsAreTheTokenLoopToRounding) {
+  const Sequences one{{0, 61}}, several{{0, 0, 20, 21, 21, 21, 64, 90, 90}}, nothing{{0, 0, 0, 0}};
+  for (const std::string& type : all_cells)
+    for (NewtonMethod method : {NewtonMethod::newton, NewtonMethod::quasi})
+      for (std::int64_t segment : {0, 1, 7, 16}) {
+        expect_close<float>({{type, 5, 3, 0.7}, one, method, 0, segment});
+        expect_close<double>({{type, 35, 3, 0.7}, several, method, segment == 7 ? 33 : 0, segment});
+        expect_close<double>({{type, 5, 3, 0.7}, nothing, method, 0, segment});
+      }
+  for (const std::string& type : all_cells) {
+    expect_close<float>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::picard, 0, 8});
+    expect_close<double>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::jacobi, 0, 8});
+    if (type.substr(0, 4) == "para") continue;
+    expect_close<float>({{type, 6, 3, 0.7, 2, 2}, {{0, 30, 30, 31, 75}}, NewtonMethod::newton, 0, 9}, 5e-5);
+  }
+}
+
+TEST_F(AsOnADevice, SweepsTakeAsManyStepsAsTheStreamedMethod) {
+  for (const char* type : {"paragru", "paralstm", "gru"})
+    for (NewtonMethod method : {NewtonMethod::newton, NewtonMethod::quasi})
+      for (double scale : {0.7, 1.5, 4.0}) {  // the last blows up: far tokens start anew
+        Case test{{type, 9, 3, scale}, {{0, 300, 1200}}, method, 0, 40, 300};
+        const Result<double> got = solve<double>(world(), test);
+        if (got.report.status < NewtonStatus::not_converged) expect_token_loop(test, 1e-8, got);
+        shoots_on_device() = false;
+        const NewtonReport streamed = solve<double>(world(), test).report;
+        shoots_on_device() = true;
+        const auto steps = static_cast<double>(streamed.iterations);
+        EXPECT_NEAR(static_cast<double>(got.report.iterations), steps, 1 + 0.1 * steps) << type << scale;
+        EXPECT_EQ(got.report.status, streamed.status) << type << scale;
+      }
+}
+
+TEST_F(AsOnADevice, OverflowIsFound) { expect_overflow_found(); }
+TEST_F(AsOnADevice, KIterationsMakeKStatesExact) {
+  for (std::int64_t segment : {0, 7}) expect_k_states_exact(segment);
+}
+TEST_F(AsOnADevice, ANaNLeavesEarlierTokensAlone) { expect_nan_leaves_earlier_tokens_alone(); }
 
 }  // namespace
 }  // namespace longscan

@@ -101,6 +101,10 @@ struct CellArrays {
   T* states = nullptr;                ///< [tokens][state][channels], out
   const T* initial_states = nullptr;  ///< [runs][state][channels] of runs that start here, on the host; nullptr: zero
   T* final_states = nullptr;          ///< the same of runs that end here, out, on the host; nullptr: not wanted
+  /// x and states are numbers of 16 bits, which the pointers point at, and T is float: the arithmetic is float's, and
+  /// what goes from token to token is not rounded to 16 bits. A device reads and writes them as they are where channels
+  /// do not mix (auto, shooting, sequential); else copies in float are made.
+  Stored stored = Stored::as_arithmetic;
 };
 
 /// Solves sequences whose states a kernel moves on; what solve_cells calls. T is float or double.

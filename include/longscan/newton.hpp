@@ -64,7 +64,8 @@ struct NewtonReport {
   std::int64_t first_bad_token = -1;     ///< of the axis: first non-finite state
   double tolerance_floor = 0;            ///< > 0: the tolerance asked for is below what can be reached, which is this
   std::int64_t bytes_exchanged = 0;
-  ScanChoice scan;  ///< how the last Newton step passed over the ranks; no reason: none was needed
+  double projection_seconds = 0;  ///< of this rank's input projections
+  ScanChoice scan;                ///< how the last Newton step passed over the ranks; no reason: none was needed
 };
 
 /// A weight or bias by its name in a torch state_dict, row-major.

@@ -17,6 +17,14 @@ struct AffineMaps {
   KOKKOS_INLINE_FUNCTION T* slot(std::int64_t i) const { return data + i * stride; }
 };
 
+/// How a Newton-like step changes the Jacobians before they are used.
+enum class Reshape : int {
+  keep,
+  clamp,     ///< scale blocks so that no row sum of |A| exceeds 1
+  identity,  ///< picard
+  zero       ///< jacobi
+};
+
 /// Points in slots: n rows of m values, `leading` apart.
 template <class T>
 struct AffinePoints {

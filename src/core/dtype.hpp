@@ -106,10 +106,4 @@ KOKKOS_INLINE_FUNCTION void store_row(void* data, DType type, std::int64_t i, in
   }
 }
 
-/// Infinite or NaN; written with integers so that no compiler flag can remove it.
-KOKKOS_INLINE_FUNCTION bool is_non_finite(double x) {
-  return (bits_as<std::uint64_t>(x) & 0x7FF0000000000000ull) == 0x7FF0000000000000ull;
-}
-KOKKOS_INLINE_FUNCTION bool is_non_finite(float x) { return (bits_as<std::uint32_t>(x) & 0x7F800000u) == 0x7F800000u; }
-
 }  // namespace longscan

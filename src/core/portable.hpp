@@ -17,6 +17,12 @@ KOKKOS_INLINE_FUNCTION To bits_as(const From& from) {
   return to;
 }
 
+/// Infinite or NaN; written with integers so that no compiler flag can remove it.
+KOKKOS_INLINE_FUNCTION bool is_non_finite(double x) {
+  return (bits_as<std::uint64_t>(x) & 0x7FF0000000000000ull) == 0x7FF0000000000000ull;
+}
+KOKKOS_INLINE_FUNCTION bool is_non_finite(float x) { return (bits_as<std::uint32_t>(x) & 0x7F800000u) == 0x7F800000u; }
+
 /// Before a loop with a constant number of turns whose arrays have to live in registers.
 #ifdef __CUDA_ARCH__
 #define LONGSCAN_UNROLL _Pragma("unroll")

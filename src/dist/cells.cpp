@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/device_memory.hpp"
+#include "core/half.hpp"
 #include "core/random.hpp"
 #include "dist/newton_layer.hpp"
 #include "dist/token_cuts.hpp"
@@ -125,6 +127,38 @@ std::vector<Run> cell_runs(const Transport& ranks, const Sequences& sequences) {
   return cuts_of(ranks, sequences).runs({0, sequences.tokens()});
 }
 
+namespace {
+
+/// Launches "longscan::cells::convert".
+template <class From, class To>
+void convert(const void* from, std::int64_t count, void* to) {
+  const auto* source = static_cast<const From*>(from);
+  auto* target = static_cast<To*>(to);
+  Kokkos::parallel_for(
+      "longscan::cells::convert",
+      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, count),
+      KOKKOS_LAMBDA(const std::int64_t i) { target[i] = as_stored<To>(as_arithmetic(source[i])); });
+}
+
+/// Arrays of 16-bit numbers by way of copies in float.
+NewtonReport solve_copies(Transport& ranks, const CellKernel<float>& kernel, const Sequences& sequences,
+                          const CellArrays<float>& data, const NewtonOptions& options) {
+  const std::int64_t tokens = cell_part(ranks, sequences).size();
+  const std::int64_t inputs = tokens * kernel.inputs() * kernel.channels(), states = tokens * kernel.state_size();
+  DeviceArray<float> x, h;
+  reserve(x, "longscan::cells::x", inputs), reserve(h, "longscan::cells::h", states);
+  const bool bf16 = data.stored == Stored::bf16;
+  bf16 ? convert<StoredBf16, float>(data.x, inputs, x.data()) : convert<StoredF16, float>(data.x, inputs, x.data());
+  const NewtonReport report = solve_cell_kernel<float>(
+      ranks, kernel, sequences, {x.data(), h.data(), data.initial_states, data.final_states}, options);
+  bf16 ? convert<float, StoredBf16>(h.data(), states, data.states)
+       : convert<float, StoredF16>(h.data(), states, data.states);
+  Kokkos::fence();  // the copies end here
+  return report;
+}
+
+}  // namespace
+
 template <class T>
 NewtonReport solve_cell_kernel(Transport& ranks, const CellKernel<T>& kernel, const Sequences& sequences,
                                const CellArrays<T>& data, const NewtonOptions& options) {
@@ -133,10 +167,17 @@ NewtonReport solve_cell_kernel(Transport& ranks, const CellKernel<T>& kernel, co
   if (options.reproducible && full)
     throw Error(ExitCode::usage, "reproducible cannot hold with the method " + std::string(name_of(options.method)) +
                                      ", whose scans depend on how tokens are cut");
+  if (data.stored != Stored::as_arithmetic) {
+    if constexpr (sizeof(T) == 4) {
+      if (full || !kernel.takes_stored()) return solve_copies(ranks, kernel, sequences, data, options);
+    } else {
+      throw Error(ExitCode::usage, "arrays of 16-bit numbers need arithmetic in float");
+    }
+  }
   const TokenRange window{0, sequences.tokens()}, here = cell_part(ranks, sequences);
   const std::int64_t D = kernel.channels(), size = kernel.state_size();
   LayerPart<T> part;
-  part.path = {data.x, kernel.inputs() * D, data.states, size};
+  part.path = {data.x, kernel.inputs() * D, data.states, size, data.stored};
   part.runs = cell_runs(ranks, sequences);
   part.axis_begin = here.begin, part.axis_tokens = window.size();
   if (!part.runs.empty()) {

@@ -2,6 +2,7 @@
 #include "longscan/newton.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -135,6 +136,26 @@ void gather(const T* states, std::int64_t tokens, std::int64_t size, std::int64_
       });
 }
 
+/// x as the arithmetic has it, where kernels run; numbers of other types travel as they are, to `stored`. Launches
+/// "longscan::newton::read".
+template <class T>
+void read_input(const NewtonData& data, std::int64_t values, DeviceArray<unsigned char>& stored, T* to) {
+  if (data.x_type == (sizeof(T) == 8 ? DType::f64 : DType::f32))
+    return copy_to_device(static_cast<const T*>(data.x), values, to);
+  const void* from = data.x;
+  if (!is_host_space<Kokkos::DefaultExecutionSpace>) {
+    const std::int64_t bytes = values * static_cast<std::int64_t>(size_of(data.x_type));
+    reserve(stored, "longscan::newton::stored", bytes);
+    copy_to_device(static_cast<const unsigned char*>(data.x), bytes, stored.data());
+    from = stored.data();
+  }
+  const DType type = data.x_type;
+  Kokkos::parallel_for(
+      "longscan::newton::read",
+      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, values),
+      KOKKOS_LAMBDA(const std::int64_t i) { to[i] = load<T>(from, type, i); });
+}
+
 template <class T>
 class Solver final : public Newton::Impl {
  public:
@@ -183,13 +204,10 @@ class Solver final : public Newton::Impl {
     const std::int64_t n = here.size(), D = shape.channels, k = shape.state, dirs = shape.directions;
     DeviceArray<T> input, outputs, cells, projected, states;
     reserve(input, "longscan::newton::input", n * shape.inputs);
-    {
-      const auto host = Kokkos::create_mirror_view(input);
-      for (std::int64_t i = 0; i < n * shape.inputs; ++i) host(i) = load<T>(data.x, data.x_type, i);
-      Kokkos::deep_copy(input, host);
-    }
+    read_input(data, n * shape.inputs, stored_, input.data());
 
     NewtonReport report;
+    double projecting = 0;
     for (int layer = 0; layer < shape.layers; ++layer) {
       const bool last = layer + 1 == shape.layers, wants_cells = last && data.c && k > 1;
       reserve(outputs, "longscan::newton::outputs", n * dirs * D);
@@ -199,12 +217,16 @@ class Solver final : public Newton::Impl {
         const std::int64_t inputs = d.kernel->inputs();
         reserve(projected, "longscan::newton::projected", n * inputs * D);
         reserve(states, "longscan::newton::states", n * k * D);
+        const auto start = std::chrono::steady_clock::now();
         d.projection->apply(input.data(), n, projected.data());
+        Kokkos::DefaultExecutionSpace().fence();  // so that its time is its own
+        projecting += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         LayerPart<T> part =
             make_part(window, here, runs, direction == 1, projected.data(), inputs * D, states.data(), k * D);
         set_starts(part, runs, data, layer * dirs + direction, direction == 1, window);
         const NewtonReport one = run(*d.kernel, part);
         merge(report, one, layer == 0 && direction == 0);
+        report.projection_seconds = projecting;
         take_ends(part, runs, data, layer * dirs + direction, direction == 1);
         if (direction == 0) pass_carry(window, part, layer * dirs);
         gather(states.data(), n, k * D, D, outputs.data() + direction * D, dirs * D);
@@ -306,6 +328,7 @@ class Solver final : public Newton::Impl {
   }
 
   ScanPlan plan_{options.scan, options.reproducible};
+  DeviceArray<unsigned char> stored_;
   std::vector<Direction<T>> directions_;
   std::vector<std::vector<T>> carry_;  // per layer and direction: the state before the window
 };

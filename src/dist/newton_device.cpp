@@ -44,21 +44,15 @@ ShootingMemory<T>& memory_of(const CellKernel<T>& kernel) {
 template <class T>
 class DeviceShooting {
  public:
+  ~DeviceShooting() { s_.kernel.wait_for_look(); }  // it writes into memory that ends here
   explicit DeviceShooting(LayerSolve<T>& s)
       : s_(s), m_(memory_of(s.kernel)), D_(s.kernel.channels()), k_(s.kernel.state()), size_(s.size()) {
     const SegmentPlan plan = plan_device_segments(s);
-    grid_.tokens = plan.tokens, grid_.warm_up = plan.warm_up,
-    grid_.runs = static_cast<std::int64_t>(s.part.runs.size());
-    std::vector<SegmentRun> table;
-    for (std::size_t i = 0; i < s.part.runs.size(); ++i) {
-      const Run& run = s.part.runs[i];
-      table.push_back({run.begin, run.end, grid_.slots, !(i == 0 && s.part.before >= 0)});
-      grid_.slots += std::max<std::int64_t>(1, (run.size() + plan.tokens - 1) / plan.tokens);
-    }
-    if (!table.empty()) grid_.first = table[0];
-    if (table.size() > 1) {
+    grid_ = cut_into_segments(s.part, plan.tokens, table_);
+    grid_.warm_up = plan.warm_up;
+    if (table_.size() > 1) {
       reserve(m_.runs, "longscan::newton::runs", grid_.runs);
-      copy_to_device(table.data(), grid_.runs, m_.runs.data());
+      copy_to_device(table_.data(), grid_.runs, m_.runs.data());
       grid_.table = m_.runs.data();
     }
     // at least one, so that ranks without tokens go the same way as the others
@@ -74,7 +68,7 @@ class DeviceShooting {
       reserve(m_.products, "longscan::newton::products", lanes * k_ * k_);
       reserve(m_.growth, "longscan::newton::growth", lanes);
       arrays_.products = m_.products.data(), arrays_.growth = m_.growth.data();
-      plan_growth(table);
+      plan_growth(table_);
     }
     if (s.kernel.mixes())
       reserve(m_.slot_jumps, "longscan::newton::jumps", slots);
@@ -91,6 +85,7 @@ class DeviceShooting {
     double best = std::numeric_limits<double>::infinity();
     int stalled = 0;
     for (;;) {
+      if (passes_ > 0) s_.kernel.wait_for_look();
       s_.kernel.shoot(s_.part.path, grid_, arrays_, passes_ == 0);
       ++s_.report.iterations, ++passes_;
       fold(), look(), collect();  // done by the time that the verdict of compare is read
@@ -284,17 +279,21 @@ class DeviceShooting {
     for (std::int64_t r = 0; r < runs; ++r) looked_ += table[r].end - table[r].begin;
     s_.report.sampled = runs < grid_.runs;
     if (pieces_ == 0) return;
+    by_channel_.resize(D_);
+    if (runs == 1 && grid_.runs == 1) return;
     if (pieces != m_.pieces_there) {
       reserve(m_.pieces, "longscan::newton::pieces", pieces_);
       copy_to_device(pieces.data(), pieces_, m_.pieces.data());
       m_.pieces_there = std::move(pieces);
     }
     reserve(m_.stretches, "longscan::newton::stretches", pieces_ * D_);
-    by_channel_.resize(D_);
   }
   /// Growth along what the last pass has left; read once the borders agree.
   void fold() {
-    if (arrays_.growth && pieces_ > 0)
+    if (!arrays_.growth || pieces_ == 0) return;
+    if (grid_.runs == 1)
+      fold_growth(grid_.slots, D_, arrays_.growth, by_channel_.data());
+    else
       fold_growth(m_.pieces.data(), pieces_, grid_.runs, D_, arrays_.growth, m_.stretches.data(), by_channel_.data());
   }
 
@@ -309,6 +308,7 @@ class DeviceShooting {
                            looked_at_.data());
   }
   void report_look() {
+    s_.kernel.wait_for_look();
     double largest[] = {-1e300, 0};
     if (!looked_at_.empty() && looked_at_[0].tokens > 0)
       largest[0] = looked_at_[0].total / static_cast<double>(looked_at_[0].tokens), largest[1] = looked_at_[0].best;
@@ -355,6 +355,7 @@ class DeviceShooting {
   ShootingMemory<T>& m_;
   int D_, k_;
   std::int64_t size_;
+  std::vector<SegmentRun> table_;
   SegmentGrid grid_;
   ShootingArrays<T> arrays_;
   SharedVector<T> arriving_;

@@ -2,7 +2,9 @@
 // Newton's method on all states at once: r_t = h_t - f(h_{t-1}, x_t), delta_t = A_t delta_{t-1} - r_t, h <- h + delta.
 // The system is streamed in stretches of tokens that fit into a small buffer: a rank that knows the delta coming in
 // walks along its tokens once; the others first fold them into one map. Tokens before the first one that is not yet
-// right are left alone.
+// right are left alone. On a device the same goes by sweeps over segments that fill it: one folds each segment into a
+// map and looks at its residuals, a scan along the segments finds the deltas between them, and one adds the deltas;
+// what the host reads of an iteration is one verdict.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,6 +12,7 @@
 #include "core/dtype.hpp"
 #include "dist/newton_layer.hpp"
 #include "local/affine_steps.hpp"
+#include "local/sweep_steps.hpp"
 
 namespace longscan {
 namespace {
@@ -27,6 +30,16 @@ constexpr double first_damping = 1, damping_down = 0.2, damping_up = 4;
 constexpr double rounding_units = 256;
 /// Above this relative residual the far tokens start anew.
 constexpr double blown_up = 1e6;
+/// Fewest tokens of a segment that is swept.
+constexpr std::int64_t shortest_sweep = 32;
+
+/// What stays with a kernel from solve to solve.
+template <class T>
+struct SweepMemory {
+  DeviceArray<T> tails, maps, deltas, delta, product;
+  DeviceArray<SweepVerdict> verdicts;
+  DeviceArray<SegmentRun> runs;
+};
 
 using Tokens = Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>;
 
@@ -71,6 +84,14 @@ void add_deltas(const CellTrajectory<T>& path, std::int64_t t, std::int64_t coun
       });
 }
 
+/// Both <- `in`, or zero. Launches "longscan::newton::delta".
+template <class T>
+void copy_deltas(const T* in, std::int64_t size, T* a, T* b) {
+  Kokkos::parallel_for(
+      "longscan::newton::delta", Tokens(0, size),
+      KOKKOS_LAMBDA(const std::int64_t i) { a[i] = b[i] = in ? in[i] : T(0); });
+}
+
 template <class T>
 class FullTrajectory {
  public:
@@ -81,6 +102,7 @@ class FullTrajectory {
     blocks_ = diagonal_ ? size_ : s.kernel.blocks();
     shape_.m = 1, shape_.leading = shape_.n + 1, shape_.stride = static_cast<std::int64_t>(shape_.n) * (shape_.n + 1);
     each_ = std::max<std::int64_t>(1, buffer_bytes / s.kernel.map_bytes(diagonal_));
+    if (shoots_on_device() && s.kernel.sweeps(diagonal_) && method != NewtonMethod::elk) prepare_sweeps();
   }
 
   void solve() {
@@ -121,6 +143,8 @@ class FullTrajectory {
                                                             : Reshape::keep;
       if (s_.options.method == NewtonMethod::elk)
         damped_step();
+      else if (sweeps_)
+        sweep();
       else
         step();
       ++s_.report.iterations;
@@ -138,6 +162,7 @@ class FullTrajectory {
       if (from < run.end) s_.kernel.guess(s_.part.path, from, run.end);
     }
     take_state_from_before();
+    folded_ = false;
   }
 
   /// The state before the part moves as the rank before moves its last token.
@@ -179,30 +204,37 @@ class FullTrajectory {
 
   /// Residuals along the whole path: the worst, and the first token that is not right.
   void measure() {
+    if (!sweeps_ || s_.report.iterations == 0) {
+      const auto [rms, bad] = size_of_states(s_);
+      take_sizes(rms, bad);
+    }
     double worst = 0;
     std::int64_t found[] = {none, none,
                             none};  // first token above the limit, above rounding, without a finite residual
-    const auto [rms, bad] = size_of_states(s_);
-    // The size that the tolerance is relative to: that of the states, but not of states that are blowing up.
-    if (s_.report.iterations == 0) first_rms_ = rms;
-    rms_ = std::isfinite(rms) ? std::min(rms, 4 * first_rms_) : first_rms_;
-    const double limit = s_.options.tolerance * std::max(rms_, 1e-300);
-    const double rounding = std::max(limit, rounding_units * unit() * std::max(rms_, 1e-300));
-    for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
-      if (s_.part.axis_begin + e <= settled_) return;
-      const std::vector<double> residuals = residuals_of(linearize(t, e, before(t, run)), blocks_, e - t);
-      for (std::int64_t i = 0; i < e - t; ++i) {
-        const double here = residuals[i];
-        worst = std::max(worst, here);
-        const std::int64_t token = s_.part.axis_begin + t + i;
-        if (here > limit) found[0] = std::min(found[0], token);
-        if (here > rounding) found[1] = std::min(found[1], token);
-        if (!std::isfinite(here)) found[2] = std::min(found[2], token);
-      }
-    });
-    s_.ranks.all_reduce(&worst, 1, Transport::Reduction::max);
-    s_.ranks.all_reduce(found, 3, Transport::Reduction::min);
-    worst_ = worst, first_wrong_ = found[0], beyond_rounding_ = found[1], bad_ = bad;
+    const auto over_ranks = [&] {
+      s_.ranks.all_reduce(&worst, 1, Transport::Reduction::max);
+      s_.ranks.all_reduce(found, 3, Transport::Reduction::min);
+    };
+    if (sweeps_) {
+      look(worst, found), over_ranks();
+      // the limit was that of the states before they moved: once more if that makes a difference
+      if ((found[0] == none) != (worst <= limit())) look(worst, found), over_ranks();
+    } else {
+      for_stretches(true, [&](std::int64_t t, std::int64_t e, std::size_t run) {
+        if (s_.part.axis_begin + e <= settled_) return;
+        const std::vector<double> residuals = residuals_of(linearize(t, e, before(t, run)), blocks_, e - t);
+        for (std::int64_t i = 0; i < e - t; ++i) {
+          const double here = residuals[i];
+          worst = std::max(worst, here);
+          const std::int64_t token = s_.part.axis_begin + t + i;
+          if (here > limit()) found[0] = std::min(found[0], token);
+          if (here > rounding()) found[1] = std::min(found[1], token);
+          if (!std::isfinite(here)) found[2] = std::min(found[2], token);
+        }
+      });
+      over_ranks();
+    }
+    worst_ = worst, first_wrong_ = found[0], beyond_rounding_ = found[1];
     // After k iterations the first k tokens are exact, not so where steps are damped, and but for what a step from far
     // away has lost in rounding: that shows in the residual.
     if (first_wrong_ != none && s_.options.method != NewtonMethod::elk)
@@ -211,6 +243,122 @@ class FullTrajectory {
     settled_ = first_wrong_;
     // all is right up to here, and the next step is not finite
     if (found[2] != none && found[2] == found[1] && (bad_ < 0 || bad_ > found[2])) overflow_ = found[2];
+  }
+
+  /// The size that tolerances are relative to: that of the states, but not of states that are blowing up.
+  void take_sizes(double rms, std::int64_t bad) {
+    if (s_.report.iterations == 0) first_rms_ = rms;
+    rms_ = std::isfinite(rms) ? std::min(rms, 4 * first_rms_) : first_rms_;
+    bad_ = bad;
+  }
+  double limit() const { return s_.options.tolerance * std::max(rms_, 1e-300); }
+  double rounding() const { return std::max(limit(), rounding_units * unit() * std::max(rms_, 1e-300)); }
+
+  // --- by sweeps
+
+  void prepare_sweeps() {
+    if (!s_.kernel.kept_by_sweeps) s_.kernel.kept_by_sweeps = std::make_shared<SweepMemory<T>>();
+    m_ = static_cast<SweepMemory<T>*>(s_.kernel.kept_by_sweeps.get());
+    std::int64_t tokens = 0;
+    for (const Run& run : s_.part.runs) tokens += run.size();
+    const std::int64_t at_once = s_.kernel.sweeps_at_once(diagonal_);
+    std::int64_t each = std::max((tokens + at_once - 1) / at_once, shortest_sweep);
+    each = std::max<std::int64_t>(1, std::min(each, s_.kernel.longest_sweep(diagonal_)));
+    grid_ = cut_into_segments(s_.part, s_.options.segment > 0 ? s_.options.segment : each, table_);
+    if (table_.size() > 1) {
+      reserve(m_->runs, "longscan::newton::runs", grid_.runs);
+      copy_to_device(table_.data(), grid_.runs, m_->runs.data());
+      grid_.table = m_->runs.data();
+    }
+    const std::int64_t slots = std::max<std::int64_t>(1, grid_.slots);
+    reserve(m_->tails, "longscan::newton::tails", slots * size_);
+    reserve(m_->maps, "longscan::newton::maps", slots * blocks_ * shape_.stride);
+    reserve(m_->deltas, "longscan::newton::deltas", (slots + 1) * size_);
+    reserve(m_->delta, "longscan::newton::delta", size_);
+    reserve(m_->verdicts, "longscan::newton::verdicts", slots * s_.kernel.channels());
+    arrays_.starts = s_.part.starts.data(), arrays_.tails = m_->tails.data(), arrays_.deltas = m_->deltas.data();
+    arrays_.maps = shape_, arrays_.maps.data = m_->maps.data(), arrays_.verdicts = m_->verdicts.data();
+    sweeps_ = true;
+  }
+
+  /// The segment that holds a token of the axis; those of a part that is passed by then or not reached: all, none.
+  std::int64_t slot_of(std::int64_t token) const {
+    const std::int64_t t = token - s_.part.axis_begin;
+    if (t <= 0 || grid_.runs == 0) return 0;
+    if (t >= table_.back().end) return grid_.slots;
+    const SegmentRun& run = table_[grid_.index_of(grid_.slots - 1, table_.data())];
+    const SegmentRun* at = &run;
+    while (at->begin > t) --at;
+    return at->slot + (t - at->begin) / grid_.tokens;
+  }
+
+  /// Residuals of what is not settled, by the limits as they are known; with them the maps of the segments, unless
+  /// those are dear.
+  void look(double& worst, std::int64_t* found) {
+    const std::int64_t first = slot_of(settled_);
+    const bool dear = s_.kernel.mixes() && !diagonal_;
+    fold(first, !dear);
+    const SweepVerdict v = sum_up(arrays_.verdicts, grid_.slots, s_.kernel.channels(), first);
+    const auto on_axis = [&](std::int64_t t) { return t == SweepVerdict::none ? none : s_.part.axis_begin + t; };
+    worst = v.worst, found[0] = on_axis(v.wrong), found[1] = on_axis(v.beyond), found[2] = on_axis(v.lost);
+    double squares = v.squares;
+    std::int64_t bad = on_axis(v.bad);
+    s_.ranks.all_reduce(&squares, 1, Transport::Reduction::sum);
+    s_.ranks.all_reduce(&bad, 1, Transport::Reduction::min);
+    const double values = static_cast<double>(std::max<std::int64_t>(1, s_.part.axis_tokens)) * s_.kernel.channels();
+    take_sizes(std::sqrt(squares / values), bad == none ? -1 : bad);
+  }
+
+  void fold(std::int64_t first, bool maps) {
+    const Reshape how = s_.options.method == NewtonMethod::picard   ? Reshape::identity
+                        : s_.options.method == NewtonMethod::jacobi ? Reshape::zero
+                                                                    : how_;
+    if (first < grid_.slots)
+      s_.kernel.fold(s_.part.path, grid_, first, grid_.slots, arrays_, {how, diagonal_, maps, limit(), rounding()});
+    folded_ = maps, folded_as_ = how;
+  }
+
+  /// delta_t = A_t delta_{t-1} - r_t over segments and ranks, and h <- h + delta, from the segment of the first wrong
+  /// token on.
+  void sweep() {
+    const std::int64_t first = slot_of(first_wrong_);
+    const std::int64_t past = window_ < none - first_wrong_ ? first_wrong_ + window_ : none;
+    const std::int64_t last =
+        std::max(first, past == none ? grid_.slots : std::min(grid_.slots, slot_of(past - 1) + 1));
+    if (!folded_ || folded_as_ != how_) fold(first, true);
+    const bool open = !s_.part.runs.empty() && s_.part.before >= 0 && first_wrong_ < s_.part.axis_begin;
+    const bool through = open && s_.part.runs.size() == 1;
+    AffineMaps<T> maps = arrays_.maps;
+    maps.data = arrays_.maps.slot(first * blocks_);
+    const auto trace = [&](const T* in) {
+      T* const arriving = m_->deltas.data() + first * size_;
+      copy_deltas(in, size_, m_->delta.data(), arriving);
+      affine_trace(maps, blocks_, last - first, m_->delta.data(), arriving + size_);
+    };
+    const DeviceArray<T> in("longscan::newton::delta", s_.ranks.size() > 1 ? size_ : 0);
+    if (s_.ranks.size() > 1) {
+      ScanPart<T> share;
+      share.links = s_.part.links(), share.count = blocks_, share.known.assign(blocks_, through ? 0 : 1);
+      share.maps = shape_;
+      if (s_.part.after >= 0 && through) {
+        std::vector<T> identity(blocks_ * shape_.stride, T(0));
+        for (std::int64_t b = 0; b < blocks_; ++b)
+          for (int i = 0; i < shape_.n; ++i) identity[b * shape_.stride + i * (shape_.n + 1) + i] = T(1);
+        reserve(m_->product, "longscan::newton::folded", blocks_ * shape_.stride);
+        copy_to_device(identity.data(), blocks_ * shape_.stride, m_->product.data());
+        share.maps.data = m_->product.data();
+        affine_fold(maps, blocks_, last - first, share.maps);
+      }
+      if (!through) trace(nullptr);  // what goes out is known here
+      share.in = {in.data(), 1, shape_.n}, share.out = {m_->delta.data(), 1, shape_.n};
+      const ScanAlgorithm algorithm = s_.plan.choose(s_.ranks, share);
+      s_.report.scan = s_.plan.choice();
+      RankScan<T>(s_.ranks).run(algorithm, share);
+    }
+    trace(open ? in.data() : nullptr);
+    if (first < last)
+      s_.kernel.move(s_.part.path, grid_, first, last, arrays_, {how_, diagonal_, true, limit(), rounding()});
+    folded_ = false;
   }
 
   /// delta_t = A_t delta_{t-1} - r_t over all ranks, and h <- h + delta where that is finite.
@@ -350,9 +498,15 @@ class FullTrajectory {
   std::int64_t size_, blocks_ = 1, each_ = 1;
   AffineMaps<T> shape_;
   bool diagonal_ = true;
-  Reshape how_ = Reshape::keep;
+  Reshape how_ = Reshape::clamp;
   DeviceArray<T> maps_, deltas_;
   double worst_ = 0, rms_ = 0, first_rms_ = 0, damping_ = first_damping;
+  SweepMemory<T>* m_ = nullptr;
+  SweepArrays<T> arrays_;
+  SegmentGrid grid_;
+  std::vector<SegmentRun> table_;
+  bool sweeps_ = false, folded_ = false;  ///< there are maps of the path as it is,
+  Reshape folded_as_ = Reshape::keep;     ///< of Jacobians reshaped this way
   std::int64_t first_wrong_ = 0, settled_ = 0, window_ = 0, bad_ = -1, beyond_rounding_ = 0, overflow_ = none;
 };
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/dtype.hpp"
+#include "core/half.hpp"
 
 namespace longscan {
 namespace {
@@ -74,6 +74,30 @@ void solve_sequential(LayerSolve<T>& s) {
   s.report.status = NewtonStatus::converged;
 }
 
+namespace {
+
+/// Sum of the squares of h over tokens [begin, end), value by value, and the first token whose state is not finite; the
+/// states stored as S. Launches "longscan::newton::size" and waits.
+template <class S, class T>
+void size_by_values(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end, std::int64_t n,
+                    std::int64_t channels, double& sum, std::int64_t& first) {
+  const S* states = reinterpret_cast<const S*>(path.h);
+  Kokkos::parallel_reduce(
+      "longscan::newton::size",
+      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(begin * n, end * n),
+      KOKKOS_LAMBDA(const std::int64_t i, double& squares_here, std::int64_t& first_here) {
+        const std::int64_t t = i / n, j = i % n;
+        const auto h = as_arithmetic(states[t * path.h_stride + j]);
+        if (is_non_finite(h))
+          first_here = t < first_here ? t : first_here;
+        else if (j < channels)
+          squares_here += static_cast<double>(h) * static_cast<double>(h);
+      },
+      Kokkos::Sum<double>(sum), Kokkos::Min<std::int64_t>(first));
+}
+
+}  // namespace
+
 template <class T>
 std::pair<double, std::int64_t> size_of_states(LayerSolve<T>& s) {
   double squares = 0;
@@ -84,19 +108,12 @@ std::pair<double, std::int64_t> size_of_states(LayerSolve<T>& s) {
     double sum = 0;
     std::int64_t first = std::numeric_limits<std::int64_t>::max();
     if (!is_host_space<Kokkos::DefaultExecutionSpace>) {  // value by value
-      Kokkos::parallel_reduce(
-          "longscan::newton::size",
-          Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(run.begin * n,
-                                                                                              run.end * n),
-          KOKKOS_LAMBDA(const std::int64_t i, double& squares_here, std::int64_t& first_here) {
-            const std::int64_t t = i / n, j = i % n;
-            const T h = path.h[t * path.h_stride + j];
-            if (is_non_finite(h))
-              first_here = t < first_here ? t : first_here;
-            else if (j < channels)
-              squares_here += static_cast<double>(h) * static_cast<double>(h);
-          },
-          Kokkos::Sum<double>(sum), Kokkos::Min<std::int64_t>(first));
+      if (path.stored == Stored::bf16)
+        size_by_values<StoredBf16>(path, run.begin, run.end, n, channels, sum, first);
+      else if (path.stored == Stored::f16)
+        size_by_values<StoredF16>(path, run.begin, run.end, n, channels, sum, first);
+      else
+        size_by_values<T>(path, run.begin, run.end, n, channels, sum, first);
     } else {
       Kokkos::parallel_reduce(
           "longscan::newton::size",
@@ -192,6 +209,20 @@ void look_along(LayerSolve<T>& s) {
   }
 }
 
+template <class T>
+SegmentGrid cut_into_segments(const LayerPart<T>& part, std::int64_t tokens, std::vector<SegmentRun>& table) {
+  SegmentGrid grid;
+  grid.tokens = tokens, grid.runs = static_cast<std::int64_t>(part.runs.size());
+  for (std::size_t i = 0; i < part.runs.size(); ++i) {
+    const Run& run = part.runs[i];
+    table.push_back({run.begin, run.end, grid.slots, !(i == 0 && part.before >= 0)});
+    grid.slots += std::max<std::int64_t>(1, (run.size() + tokens - 1) / tokens);
+  }
+  if (!table.empty()) grid.first = table[0];
+  grid.on_host = table.data();
+  return grid;
+}
+
 SegmentPlan plan_segments(std::int64_t axis_tokens, std::int64_t longest_part, int channels, bool mixes, bool doubles,
                           std::int64_t wanted) {
   SegmentPlan plan;
@@ -211,10 +242,11 @@ SegmentPlan plan_segments(std::int64_t axis_tokens, std::int64_t longest_part, i
   return plan;
 }
 
-#define LONGSCAN_INSTANTIATE(T)                                            \
-  template std::vector<T> pass_on(LayerSolve<T>&, const T*, int);          \
-  template void solve_sequential(LayerSolve<T>&);                          \
-  template std::pair<double, std::int64_t> size_of_states(LayerSolve<T>&); \
+#define LONGSCAN_INSTANTIATE(T)                                                                        \
+  template SegmentGrid cut_into_segments(const LayerPart<T>&, std::int64_t, std::vector<SegmentRun>&); \
+  template std::vector<T> pass_on(LayerSolve<T>&, const T*, int);                                      \
+  template void solve_sequential(LayerSolve<T>&);                                                      \
+  template std::pair<double, std::int64_t> size_of_states(LayerSolve<T>&);                             \
   template void look_along(LayerSolve<T>&);
 LONGSCAN_INSTANTIATE(float)
 LONGSCAN_INSTANTIATE(double)

@@ -65,7 +65,7 @@ inline bool& shoots_on_device() {
   return on_device;
 }
 
-/// newton, quasi, elk, picard, jacobi.
+/// newton, quasi, elk, picard, jacobi. On a device by sweeps (CellKernel::sweeps) where the kernel has them.
 template <class T>
 void solve_full(LayerSolve<T>& s);
 
@@ -80,6 +80,10 @@ std::pair<double, std::int64_t> size_of_states(LayerSolve<T>& s);
 /// The state at the end of the part goes to the rank after; returns what came from the rank before.
 template <class T>
 std::vector<T> pass_on(LayerSolve<T>& s, const T* out, int tag);
+
+/// All segments of the part, `tokens` each: the runs are appended to `table`, which the grid points to on the host.
+template <class T>
+SegmentGrid cut_into_segments(const LayerPart<T>& part, std::int64_t tokens, std::vector<SegmentRun>& table);
 
 /// Length of a shooting segment and of its warm-up.
 struct SegmentPlan {

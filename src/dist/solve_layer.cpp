@@ -35,6 +35,15 @@ void run_shooting(LayerSolve<T>& s, double wanted, bool automatic) {
 
 template <class T>
 void run_sequential(LayerSolve<T>& s) {
+  if (shoots_on_device() && s.ranks.size() == 1 && !s.kernel.mixes()) {
+    // a shooting pass of one segment a sequence: nothing is guessed, and growth comes with it
+    s.options.segment = 1;
+    for (const Run& run : s.part.runs) s.options.segment = std::max(s.options.segment, run.size());
+    solve_shooting_on_device(s, false);
+    s.report.method_used = NewtonMethod::sequential;
+    if (s.report.first_bad_token >= 0) s.report.converged_prefix = s.report.first_bad_token;
+    return;
+  }
   solve_sequential(s);
   s.report.method_used = NewtonMethod::sequential;
   const std::int64_t bad = size_of_states(s).second;

@@ -18,14 +18,7 @@ void affine_trace(const AffineMaps<T>& maps, std::int64_t blocks, std::int64_t c
 template <class T>
 void affine_fold(const AffineMaps<T>& maps, std::int64_t blocks, std::int64_t count, const AffineMaps<T>& folded);
 
-/// How a Newton-like step changes the Jacobians before they are used.
-enum class Reshape : int {
-  keep,
-  clamp,     ///< scale blocks so that no row sum of |A| exceeds 1
-  identity,  ///< picard
-  zero       ///< jacobi
-};
-/// Launches "longscan::affine::reshape".
+/// Every map's A as `how` says. Launches "longscan::affine::reshape".
 template <class T>
 void affine_reshape(const AffineMaps<T>& maps, std::int64_t slots, Reshape how);
 

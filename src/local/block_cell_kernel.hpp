@@ -8,7 +8,9 @@
 #include <type_traits>
 
 #include "core/elementary.hpp"
+#include "core/half.hpp"
 #include "local/cell_kernel.hpp"
+#include "local/trajectory_lanes.hpp"
 
 namespace longscan {
 
@@ -146,26 +148,26 @@ struct CellLane {
     return same;
   }
 
-  template <bool keep, class Sums>
-  KOKKOS_INLINE_FUNCTION void one(const T* x, T* out, Sums& sums) {
+  template <bool keep, class S, class Sums>
+  KOKKOS_INLINE_FUNCTION void one(const T* x, S* out, Sums& sums) {
     T before[k];
     LONGSCAN_UNROLL
     for (int i = 0; i < k; ++i) before[i] = h[i];
     Cell::step(x, w, h);
     if (keep) {
       LONGSCAN_UNROLL
-      for (int i = 0; i < k; ++i) store_once(out + i * D, h[i]);
+      for (int i = 0; i < k; ++i) store_once(out + i * D, as_stored<S>(h[i]));
     }
     sums.token(x, w, before, h);
   }
 
-  /// Tokens [t, end) of the path; their states are written if `keep`.
-  template <bool keep, class Sums>
+  /// Tokens [t, end) of the path, which is stored as S; their states are written if `keep`.
+  template <bool keep, class S, class Sums>
   KOKKOS_INLINE_FUNCTION void run(const CellTrajectory<T>& path, std::int64_t t, std::int64_t end, Sums& sums) {
-    const T* x = path.x + t * path.x_stride + d;
-    T* out = path.h + t * path.h_stride + d;
-    T a[ahead][g] = {}, b[ahead][g] = {};
-    const auto load = [&](T(&to)[ahead][g]) {
+    const S* x = reinterpret_cast<const S*>(path.x) + t * path.x_stride + d;
+    S* out = reinterpret_cast<S*>(path.h) + t * path.h_stride + d;
+    S a[ahead][g] = {}, b[ahead][g] = {};
+    const auto load = [&](S(&to)[ahead][g]) {
       LONGSCAN_UNROLL
       for (int i = 0; i < ahead; ++i) {
         LONGSCAN_UNROLL
@@ -173,10 +175,13 @@ struct CellLane {
         x += path.x_stride;
       }
     };
-    const auto go = [&](const T(&from)[ahead][g]) {
+    const auto go = [&](const S(&from)[ahead][g]) {
       LONGSCAN_UNROLL
       for (int i = 0; i < ahead; ++i) {
-        one<keep>(from[i], out, sums);
+        T xs[g];
+        LONGSCAN_UNROLL
+        for (int j = 0; j < g; ++j) xs[j] = as_arithmetic(from[i][j]);
+        one<keep>(xs, out, sums);
         out += path.h_stride;
       }
       sums.close();
@@ -191,7 +196,7 @@ struct CellLane {
     for (; t < end; ++t, x += path.x_stride, out += path.h_stride) {
       T xs[g];
       LONGSCAN_UNROLL
-      for (int j = 0; j < g; ++j) xs[j] = x[j * D];
+      for (int j = 0; j < g; ++j) xs[j] = as_arithmetic(x[j * D]);
       one<keep>(xs, out, sums);
     }
     sums.close();
@@ -212,6 +217,17 @@ class BlockCellKernel final : public CellKernel<T> {
   int state() const override { return k; }
   int inputs() const override { return g; }
   bool mixes() const override { return false; }
+  bool takes_stored() const override { return !is_host_space<Space> && sizeof(T) == 4; }
+
+  /// f(S()) for the type S that a path is stored as.
+  template <class F>
+  static void as_it_is_stored(Stored stored, const F& f) {
+    if constexpr (!is_host_space<Space> && sizeof(T) == 4) {
+      if (stored == Stored::bf16) return f(StoredBf16());
+      if (stored == Stored::f16) return f(StoredF16());
+    }
+    f(T());
+  }
 
   /// One token for channels [c0, c1): the state [k][D] in place. Vectorised over channels on a host.
   KOKKOS_FUNCTION static void row(const T* x, const T* weights, T* s, int D, int c0, int c1) {
@@ -243,15 +259,18 @@ class BlockCellKernel final : public CellKernel<T> {
             in_step(path, list + i * group, std::min(group, count - i * group), weights, D, starts, ends, keep);
           });
     } else {
-      run_lanes(path, segments, starts, ends, keep);
+      as_it_is_stored(path.stored, [&](auto s) { run_lanes<decltype(s)>(path, segments, starts, ends, keep); });
     }
   }
 
   /// Device: one lane a channel of a segment, so that a warp reads neighbouring channels.
+  template <class S>
   void run_lanes(const CellTrajectory<T>& path, const std::vector<CellSegment>& segments, T* starts, T* ends,
                  bool keep) const {
-    Kokkos::View<CellSegment*, typename Space::memory_space> list(
-        Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::cell::segments"), segments.size());
+    if (list_.extent(0) < segments.size())
+      list_ =
+          decltype(list_)(Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::cell::segments"), segments.size());
+    const auto list = Kokkos::subview(list_, Kokkos::pair<std::size_t, std::size_t>(0, segments.size()));
     Kokkos::deep_copy(list,
                       Kokkos::View<const CellSegment*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
                           segments.data(), segments.size()));
@@ -267,16 +286,16 @@ class BlockCellKernel final : public CellKernel<T> {
           NoSums none;
           lane.take(starts, s.warm_up > 0 ? s.from : s.slot);
           if (s.warm_up > 0) {
-            lane.template run<false>(path, s.begin - s.warm_up, s.begin, none);
+            lane.template run<false, S>(path, s.begin - s.warm_up, s.begin, none);
             lane.put(starts, s.slot);
           }
           if (keep)
-            lane.template run<true>(path, s.begin, s.end, none);
+            lane.template run<true, S>(path, s.begin, s.end, none);
           else
-            lane.template run<false>(path, s.begin, s.end, none);
+            lane.template run<false, S>(path, s.begin, s.end, none);
           lane.put(ends, s.slot);
         });
-    Space().fence();  // the list is freed on return
+    Space().fence();  // the host looks at ends
   }
 
   bool shoots_squares() const override { return true; }
@@ -287,6 +306,11 @@ class BlockCellKernel final : public CellKernel<T> {
 
   void shoot(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
              bool first) const override {
+    as_it_is_stored(path.stored, [&](auto s) { shoot_stored<decltype(s)>(path, grid, lanes, first); });
+  }
+  template <class S>
+  void shoot_stored(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
+                    bool first) const {
     const int D = channels_;
     const T* weights = weights_;
     Kokkos::parallel_for(
@@ -300,17 +324,22 @@ class BlockCellKernel final : public CellKernel<T> {
             const bool reaches = begin - run.begin <= grid.warm_up;  // back to the run's own start, if that is known
             NoSums none;
             lane.take(lanes.starts, reaches && run.exact ? run.slot : -1);
-            lane.template run<false>(path, reaches ? run.begin : begin - grid.warm_up, begin, none);
+            lane.template run<false, S>(path, reaches ? run.begin : begin - grid.warm_up, begin, none);
             lane.put(lanes.starts, slot);
           } else {
             lane.take(lanes.starts, slot);
           }
-          finish(lane, path, grid, lanes, run, slot);
+          finish<S>(lane, path, grid, lanes, run, slot);
         });
   }
 
   void walk(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
             const T* arriving) const override {
+    as_it_is_stored(path.stored, [&](auto s) { walk_stored<decltype(s)>(path, grid, lanes, arriving); });
+  }
+  template <class S>
+  void walk_stored(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
+                   const T* arriving) const {
     const int D = channels_;
     const T* weights = weights_;
     Kokkos::parallel_for(
@@ -326,18 +355,19 @@ class BlockCellKernel final : public CellKernel<T> {
               continue;
             }
             lane.put(lanes.starts, slot);
-            finish(lane, path, grid, lanes, run, slot);
+            finish<S>(lane, path, grid, lanes, run, slot);
           }
         });
   }
 
   /// A lane over its segment, and what it leaves.
+  template <class S>
   KOKKOS_INLINE_FUNCTION static void finish(CellLane<Cell, T>& lane, const CellTrajectory<T>& path,
                                             const SegmentGrid& grid, const ShootingArrays<T>& lanes,
                                             const SegmentRun& run, std::int64_t slot) {
     LaneSums<Cell, T> sums;
     const std::int64_t begin = grid.begin(run, slot), end = grid.end(run, slot), at = slot * lane.D + lane.d;
-    lane.template run<true>(path, begin, end, sums);
+    lane.template run<true, S>(path, begin, end, sums);
     lane.put(lanes.ends, slot);
     lanes.squares[at] = sums.squares;
     if constexpr (LaneSums<Cell, T>::follows_growth) {
@@ -397,6 +427,22 @@ class BlockCellKernel final : public CellKernel<T> {
         });
   }
 
+  bool sweeps(bool) const override { return true; }
+  void fold(const CellTrajectory<T>& path, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+            const SweepArrays<T>& arrays, const SweepOptions& options) const override {
+    if (k == 1 || options.diagonal)
+      fold_lanes<Cell, T, true>({path}, grid, first, last, weights_, channels_, arrays, options);
+    else
+      fold_lanes<Cell, T, k == 1>({path}, grid, first, last, weights_, channels_, arrays, options);
+  }
+  void move(const CellTrajectory<T>& path, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+            const SweepArrays<T>& arrays, const SweepOptions& options) const override {
+    if (k == 1 || options.diagonal)
+      move_lanes<Cell, T, true>({path}, grid, first, last, weights_, channels_, arrays, options);
+    else
+      move_lanes<Cell, T, k == 1>({path}, grid, first, last, weights_, channels_, arrays, options);
+  }
+
   std::vector<GrowthSums> look(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
                                const T* before) const override;
 
@@ -433,6 +479,7 @@ class BlockCellKernel final : public CellKernel<T> {
 
   int channels_;
   const T* weights_;
+  mutable Kokkos::View<CellSegment*, typename Space::memory_space> list_;
 };
 
 /// Growth and error bound of one channel while a path is walked along.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -15,15 +16,20 @@
 
 namespace longscan {
 
+/// How inputs and states are stored: as the arithmetic has them, or in 16 bits.
+enum class Stored : int { as_arithmetic, bf16, f16 };
+
 /// The inputs and states of the tokens of a part, on the device. Token t is at t * stride; a negative stride reads time
-/// backwards.
+/// backwards. Where they are stored in 16 bits, x and h point at those, and strides count them; only kernels that say
+/// so (CellKernel::takes_stored) are given such a path, and only for `run`, `shoot` and `walk`.
 template <class T>
 struct CellTrajectory {
   const T* x = nullptr;
   std::int64_t x_stride = 0;
   T* h = nullptr;
   std::int64_t h_stride = 0;
-  T* at(std::int64_t t) const { return h + t * h_stride; }
+  Stored stored = Stored::as_arithmetic;
+  KOKKOS_INLINE_FUNCTION T* at(std::int64_t t) const { return h + t * h_stride; }
 };
 
 /// Tokens [begin, end) from the state in `start`; before them `warm_up` tokens whose states are not kept, from the
@@ -103,10 +109,15 @@ struct SegmentRun {
 /// tokens has one segment without tokens.
 struct SegmentGrid {
   std::int64_t tokens = 1, warm_up = 0, slots = 0, runs = 0;
-  SegmentRun first;                   ///< the first run
-  const SegmentRun* table = nullptr;  ///< all of them, for kernels; not needed for one
+  SegmentRun first;                     ///< the first run
+  const SegmentRun* table = nullptr;    ///< all of them, for kernels; not needed for one
+  const SegmentRun* on_host = nullptr;  ///< the same for the host
   KOKKOS_INLINE_FUNCTION SegmentRun run_of(std::int64_t slot) const {
-    if (runs == 1) return first;
+    return runs == 1 ? first : table[index_of(slot)];
+  }
+  /// Of the run that a slot is in.
+  KOKKOS_INLINE_FUNCTION std::int64_t index_of(std::int64_t slot) const { return index_of(slot, table); }
+  KOKKOS_INLINE_FUNCTION std::int64_t index_of(std::int64_t slot, const SegmentRun* table) const {
     std::int64_t low = 0, high = runs;
     while (high - low > 1) {
       const std::int64_t middle = (low + high) / 2;
@@ -115,7 +126,7 @@ struct SegmentGrid {
       else
         high = middle;
     }
-    return table[low];
+    return low;
   }
   KOKKOS_INLINE_FUNCTION std::int64_t begin(const SegmentRun& run, std::int64_t slot) const {
     return run.begin + (slot - run.slot) * tokens;
@@ -137,6 +148,33 @@ struct ShootingArrays {
   LaneGrowth* growth = nullptr;          ///< [slots][channels]
 };
 
+/// What a sweep of a full-trajectory method finds on one channel of a segment. Tokens are the part's.
+struct SweepVerdict {
+  static constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
+  static constexpr double infinite = std::numeric_limits<double>::infinity();
+  double squares = 0;  ///< sum of h^2 over tokens whose states are finite
+  double worst = 0;    ///< largest residual; infinite if one is not finite
+  /// First token with a residual above the limit, above what may be rounding, that is not finite; whose state is not.
+  std::int64_t wrong = none, beyond = none, lost = none, bad = none;
+};
+
+struct SweepOptions {
+  Reshape how = Reshape::keep;
+  bool diagonal = false;  ///< the diagonal of A alone, as in linearize
+  bool maps = true;       ///< a fold leaves maps
+  double limit = 0, rounding = 0;
+};
+
+/// What sweeps over a grid read and leave, on the device. Blocks as in linearize, deltas of a state [blocks][rows].
+template <class T>
+struct SweepArrays {
+  const T* starts = nullptr;         ///< [runs][state_size]: states before the runs
+  T* tails = nullptr;                ///< [slots][state_size]: a fold leaves the last state of each segment
+  AffineMaps<T> maps;                ///< what a segment does to a delta, block b in slot * blocks + b
+  const T* deltas = nullptr;         ///< [slots][state_size]: the delta that arrives, for a move
+  SweepVerdict* verdicts = nullptr;  ///< [slots][channels]
+};
+
 template <class T>
 class CellKernel {
  public:
@@ -145,6 +183,7 @@ class CellKernel {
   virtual int state() const = 0;
   virtual int inputs() const = 0;
   virtual bool mixes() const = 0;  ///< channels mix (dense Jacobian)
+  virtual bool takes_stored() const { return false; }
   int block() const { return mixes() ? state() * channels() : state(); }
   int blocks() const { return mixes() ? 1 : channels(); }
   std::int64_t state_size() const { return static_cast<std::int64_t>(state()) * channels(); }
@@ -175,6 +214,19 @@ class CellKernel {
   /// `diagonal`: the diagonal of A alone, as blocks of one row.
   virtual void linearize(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end, const T* before,
                          AffineMaps<T> maps, bool diagonal) const = 0;
+  /// Whether full-trajectory methods go by sweeps over segments, which keep no Jacobian: a fold evaluates residuals and
+  /// leaves the product of (reshaped) Jacobians and what residuals add up to, a move adds the deltas.
+  virtual bool sweeps(bool /*diagonal*/) const { return false; }
+  /// Segments that are swept at once, and the most tokens that one may have.
+  virtual std::int64_t sweeps_at_once(bool /*diagonal*/) const { return side_by_side(); }
+  virtual std::int64_t longest_sweep(bool /*diagonal*/) const { return std::numeric_limits<std::int64_t>::max(); }
+  /// Slots [first, last) of the grid: tails, maps, verdicts. At the exact start of a run A is zero.
+  virtual void fold(const CellTrajectory<T>&, const SegmentGrid&, std::int64_t /*first*/, std::int64_t /*last*/,
+                    const SweepArrays<T>&, const SweepOptions&) const {}
+  /// h += delta in slots [first, last) after a fold, value by value where the sum is finite; the first slot takes no
+  /// delta where its run starts exactly.
+  virtual void move(const CellTrajectory<T>&, const SegmentGrid&, std::int64_t /*first*/, std::int64_t /*last*/,
+                    const SweepArrays<T>&, const SweepOptions&) const {}
   /// Growth along tokens [begin, end) of a path: one entry a channel, or one in all where channels mix (then without an
   /// error bound).
   virtual std::vector<GrowthSums> look(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
@@ -182,13 +234,14 @@ class CellKernel {
   /// The same for channels that mix, without waiting: `out` in memory that kernels reach.
   virtual void look_ahead(const CellTrajectory<T>&, std::int64_t /*begin*/, std::int64_t /*end*/, const T* /*before*/,
                           GrowthSums* /*out*/) const {}
+  virtual void wait_for_look() const {}
   /// Bytes that linearize needs for a token.
   std::int64_t map_bytes(bool diagonal) const {
     const std::int64_t n = diagonal ? 1 : block(), count = diagonal ? state_size() : blocks();
     return count * n * (n + 1) * static_cast<std::int64_t>(sizeof(T));
   }
   /// What a method keeps from solve to solve: memory that is slow to get.
-  mutable std::shared_ptr<void> kept;
+  mutable std::shared_ptr<void> kept, kept_by_sweeps;
 };
 
 }  // namespace longscan

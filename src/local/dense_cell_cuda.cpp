@@ -90,6 +90,33 @@ __device__ __forceinline__ void wait_for_segment(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(threads) : "memory");
 }
 
+/// The recurrence of a delta, in place of a cell.
+template <int k, int g>
+struct Tangent {
+  static constexpr int state = k, gates = g, inputs = k * (g + k + 1);
+  template <class T>
+  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T* p, T* delta) {
+    T next[k];
+#pragma unroll
+    for (int m = 0; m < k; ++m) {
+      next[m] = x[k * (g + k) + m];
+#pragma unroll
+      for (int q = 0; q < g; ++q) next[m] = fused(x[m * g + q], p[q], next[m]);
+#pragma unroll
+      for (int j = 0; j < k; ++j) next[m] = fused(x[k * g + m * k + j], delta[j], next[m]);
+    }
+#pragma unroll
+    for (int m = 0; m < k; ++m) delta[m] = next[m];
+  }
+};
+template <class Gates>
+KOKKOS_INLINE_FUNCTION constexpr int inputs_of() {
+  if constexpr (requires { Gates::inputs; })
+    return Gates::inputs;
+  else
+    return Gates::gates;
+}
+
 /// One segment a group of threads: W_hh stays in registers, the state goes round through shared memory, inputs are read
 /// a token ahead out of the L2 cache, where they have been called some tokens before.
 template <class Gates, class T, class L>
@@ -98,22 +125,23 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
                                                                        const T* __restrict__ weights,
                                                                        const T* __restrict__ bias, int D, T* starts,
                                                                        T* ends, double* squares, bool keep) {
-  constexpr int k = Gates::state, g = Gates::gates, parts = L::parts_of_unit, columns = L::columns;
+  constexpr int k = Gates::state, g = Gates::gates, in = inputs_of<Gates>(), parts = L::parts_of_unit,
+                columns = L::columns;
   constexpr int padded = columns + Vector<T>::size, ahead = 12;
   __shared__ __align__(16) T shared[2][L::segments_of_block][parts * padded];
   const int group = threadIdx.x / L::threads, thread = threadIdx.x % L::threads;
   const int unit = thread / parts, part = thread % parts;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * L::segments_of_block + group, size = k * D;
   if (index >= work.count) return;
-  std::int64_t begin, end, slot = index, warm_up = 0, from = index;
+  std::int64_t begin, end, slot = work.first + index, warm_up = 0, from = slot;
   if (work.list) {
     const CellSegment s = work.list[index];
     begin = s.begin, end = s.end, slot = s.slot, warm_up = s.warm_up, from = warm_up > 0 ? s.from : slot;
   } else {
-    if (work.active && !work.active[index]) return;
+    if (work.active && !work.active[slot]) return;
     const SegmentRun run = work.grid.run_of(slot);
     begin = work.grid.begin(run, slot), end = work.grid.end(run, slot);
-    if (!work.active && slot > run.slot) {
+    if (!work.active && !work.from_starts && slot > run.slot) {
       const bool reaches = begin - run.begin <= work.grid.warm_up;
       warm_up = reaches ? begin - run.begin : work.grid.warm_up, from = reaches && run.exact ? run.slot : -1;
     }
@@ -125,7 +153,7 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
 #pragma unroll
     for (int c = 0; c < columns; ++c) w[q][c] = weights[(q * columns + c) * L::threads + thread];
   const bool real = unit < D, writes = real && part == 0;
-  T b[g], h[k], xs[g];
+  T b[g], h[k], xs[in];
 #pragma unroll
   for (int q = 0; q < g; ++q) b[q] = real ? bias[q * D + unit] : T(0);
 #pragma unroll
@@ -136,7 +164,7 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
   const T* x = path.x + t * path.x_stride + unit;
   T* out = path.h + t * path.h_stride + unit;
 #pragma unroll
-  for (int q = 0; q < g; ++q) xs[q] = real && t < end ? load_once(x + q * D) : T(0);
+  for (int q = 0; q < in; ++q) xs[q] = real && t < end ? load_once(x + q * D) : T(0);
   if (part == 0) shared[0][group][place] = h[0];
   wait_for_segment<L::threads>(group);
   int now = 0;
@@ -144,12 +172,12 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
   double sum = 0;
   for (; t < end; ++t) {
     x += path.x_stride;
-    T next[g];
+    T next[in];
 #pragma unroll
-    for (int q = 0; q < g; ++q) next[q] = real && t + 1 < end ? load_once(x + q * D) : T(0);
+    for (int q = 0; q < in; ++q) next[q] = real && t + 1 < end ? load_once(x + q * D) : T(0);
     if (real && part == 0 && t + ahead < end) {
 #pragma unroll
-      for (int q = 0; q < g; ++q)
+      for (int q = 0; q < in; ++q)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(x + (ahead - 1) * path.x_stride + q * D));
     }
     if (t == begin && warm_up > 0 && writes) {
@@ -188,13 +216,182 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
     }
     out += path.h_stride;
 #pragma unroll
-    for (int q = 0; q < g; ++q) xs[q] = next[q];
+    for (int q = 0; q < in; ++q) xs[q] = next[q];
     wait_for_segment<L::threads>(group);
   }
   if (!writes) return;
 #pragma unroll
   for (int i = 0; i < k; ++i) ends[slot * size + i * D + unit] = h[i];
   if (squares) squares[slot * D + unit] = sum + static_cast<double>(here);
+}
+
+// --- full Jacobians, D <= 64: rows and columns beyond D are zero
+
+template <int k, int g, class T>
+struct FoldShape {
+  static constexpr int width = 64, rows = width * k, tile_rows = 8, tile_columns = 4;
+  static constexpr int threads = rows / tile_rows * (width / tile_columns);
+  static constexpr int values = k * (g + k);  ///< numbers of a token that A is made of
+  static constexpr int shared_values = width * rows + rows * width + values * width;
+  static constexpr int prefetched = (values * width + threads - 1) / threads;
+};
+
+/// P <- A_t P along a segment, 64 columns of P a block: A_t is made out of W_hh in shared memory, P stands beside it, a
+/// thread sums up 8 x 4 elements of the product.
+template <int k, int g, class T>
+__global__ __launch_bounds__(FoldShape<k, g, T>::threads) void fold_segments(const T* __restrict__ tangents,
+                                                                             std::int64_t from, SegmentGrid grid,
+                                                                             std::int64_t first,
+                                                                             const T* __restrict__ weights, int D,
+                                                                             AffineMaps<T> maps) {
+  using Shape = FoldShape<k, g, T>;
+  constexpr int width = Shape::width, rows = Shape::rows, threads = Shape::threads, values = Shape::values;
+  constexpr int tr = Shape::tile_rows, tc = Shape::tile_columns, lanes = Vector<T>::size;
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  T* A = reinterpret_cast<T*>(shared_bytes);  // [input][row]
+  T* P = A + width * rows;                    // [row][column]
+  T* numbers = P + rows * width;              // [values][width]
+  const int thread = threadIdx.x, row_group = thread % (rows / tr), column = thread / (rows / tr) * tc;
+  const int shift = blockIdx.y;  // which of the state's values the columns belong to
+  const std::int64_t slot = first + blockIdx.x;
+  const SegmentRun run = grid.run_of(slot);
+  const std::int64_t begin = grid.begin(run, slot), end = grid.end(run, slot);
+  const std::int64_t stride = static_cast<std::int64_t>(values + k) * D;
+  const auto row_of = [&](int i) { return i / 4 * (rows / 2) + row_group * 4 + i % 4; };
+
+  for (int i = thread; i < rows * width; i += threads) P[i] = T(i / width == shift * width + i % width);
+  T ahead[Shape::prefetched];
+  const auto fetch = [&](std::int64_t t) {
+#pragma unroll
+    for (int i = 0; i < Shape::prefetched; ++i) {
+      const int at = thread + i * threads, d = at % width;
+      ahead[i] = at < values * width && d < D && t < end
+                     ? load_once(tangents + (t - from) * stride + static_cast<std::int64_t>(at / width) * D + d)
+                     : T(0);
+    }
+  };
+  fetch(begin);
+  for (std::int64_t t = begin; t < end; ++t) {
+#pragma unroll
+    for (int i = 0; i < Shape::prefetched; ++i)
+      if (thread + i * threads < values * width) numbers[thread + i * threads] = ahead[i];
+    __syncthreads();
+    fetch(t + 1);
+    for (int i = thread; i < width * (width / lanes); i += threads) {
+      const int e = i / (width / lanes), d = i % (width / lanes) * lanes;
+      Vector<T> made[k];
+#pragma unroll
+      for (int m = 0; m < k; ++m)
+#pragma unroll
+        for (int j = 0; j < lanes; ++j) made[m].v[j] = e == d + j ? numbers[(k * g + m * k) * width + d + j] : T(0);
+#pragma unroll
+      for (int q = 0; q < g; ++q) {
+        const Vector<T> w = *reinterpret_cast<const Vector<T>*>(weights + (q * width + e) * width + d);
+#pragma unroll
+        for (int m = 0; m < k; ++m)
+#pragma unroll
+          for (int j = 0; j < lanes; ++j)
+            made[m].v[j] = fused(numbers[(m * g + q) * width + d + j], w.v[j], made[m].v[j]);
+      }
+#pragma unroll
+      for (int m = 0; m < k; ++m) *reinterpret_cast<Vector<T>*>(A + e * rows + m * width + d) = made[m];
+    }
+    __syncthreads();
+    T sums[tr][tc] = {};
+#pragma unroll 4
+    for (int e = 0; e < width; ++e) {
+      T a[tr], p[tc];
+#pragma unroll
+      for (int i = 0; i < tr; i += lanes)
+        *reinterpret_cast<Vector<T>*>(a + i) = *reinterpret_cast<const Vector<T>*>(A + e * rows + row_of(i));
+#pragma unroll
+      for (int j = 0; j < tc; j += lanes)
+        *reinterpret_cast<Vector<T>*>(p + j) = *reinterpret_cast<const Vector<T>*>(P + e * width + column + j);
+#pragma unroll
+      for (int i = 0; i < tr; ++i)
+#pragma unroll
+        for (int j = 0; j < tc; ++j) sums[i][j] = fused(a[i], p[j], sums[i][j]);
+    }
+#pragma unroll
+    for (int other = 1; other < k; ++other)
+#pragma unroll
+      for (int i = 0; i < tr; ++i) {
+        const int row = row_of(i), m = row / width, d = row % width;
+#pragma unroll
+        for (int j = 0; j < tc; ++j)
+          sums[i][j] = fused(numbers[(k * g + m * k + other) * width + d], P[(other * width + d) * width + column + j],
+                             sums[i][j]);
+      }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < tr; ++i)
+#pragma unroll
+      for (int j = 0; j < tc; ++j) P[row_of(i) * width + column + j] = sums[i][j];
+  }
+  __syncthreads();
+  const bool exact = slot == run.slot && run.exact;
+  T* to = maps.slot(slot);
+  for (int i = thread; i < rows * width; i += threads) {
+    const int row = i / width, c = i % width, m = row / width, d = row % width;
+    if (d < D && c < D) to[static_cast<std::int64_t>(m * D + d) * (k * D + 1) + shift * D + c] = exact ? T(0) : P[i];
+  }
+}
+
+/// Scales the numbers of tokens whose largest row sum of |A| is above 1; a thread a row.
+template <int k, int g, class T>
+__global__ __launch_bounds__(64 * k) void clamp_tokens(T* tangents, std::int64_t tokens, const T* __restrict__ weights,
+                                                       int D) {
+  constexpr int width = 64, values = k * (g + k), together = 4;
+  __shared__ T largest[together][2 * k];
+  const int row = threadIdx.x, m = row / width, d = row % width;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * together;
+  const std::int64_t stride = static_cast<std::int64_t>(values + k) * D;
+  T dp[together][g], ds[together][k], sums[together] = {};
+#pragma unroll
+  for (int i = 0; i < together; ++i) {
+    const bool there = d < D && first + i < tokens;
+    const T* from = tangents + (first + i) * stride + d;
+#pragma unroll
+    for (int q = 0; q < g; ++q) dp[i][q] = there ? from[(m * g + q) * D] : T(0);
+#pragma unroll
+    for (int j = 0; j < k; ++j) ds[i][j] = there ? from[(k * g + m * k + j) * D] : T(0);
+  }
+  for (int e = 0; e < D; ++e) {
+    T w[g];
+#pragma unroll
+    for (int q = 0; q < g; ++q) w[q] = weights[(q * width + e) * width + d];
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      T a = e == d ? ds[i][0] : T(0);
+#pragma unroll
+      for (int q = 0; q < g; ++q) a = fused(dp[i][q], w[q], a);
+      sums[i] += a < T(0) ? -a : a;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < together; ++i) {
+#pragma unroll
+    for (int j = 1; j < k; ++j) sums[i] += ds[i][j] < T(0) ? -ds[i][j] : ds[i][j];
+    for (int other = 16; other > 0; other /= 2) {
+      const T there = __shfl_xor_sync(0xffffffffu, sums[i], other);
+      sums[i] = there > sums[i] ? there : sums[i];
+    }
+    if (row % 32 == 0) largest[i][row / 32] = sums[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < together; ++i) {
+    T norm = 0;
+#pragma unroll
+    for (int j = 0; j < 2 * k; ++j) norm = largest[i][j] > norm ? largest[i][j] : norm;
+    if (norm <= T(1) || d >= D || first + i >= tokens) continue;
+    const T factor = T(1) / norm;
+    T* to = tangents + (first + i) * stride + d;
+#pragma unroll
+    for (int q = 0; q < g; ++q) to[(m * g + q) * D] = dp[i][q] * factor;
+#pragma unroll
+    for (int j = 0; j < k; ++j) to[(k * g + m * k + j) * D] = ds[i][j] * factor;
+  }
 }
 
 /// The nearest TF32 number (ties away from zero). Not finite stays so.
@@ -239,14 +436,14 @@ __global__ void begin_in_step(const CellSegment* list, std::int64_t count, std::
 
 /// What is left of token begin + step once W_hh h is there.
 template <class Gates, class T>
-__global__ void go_in_step(CellTrajectory<T> path, const CellSegment* list, std::int64_t count, std::int64_t padded,
-                           int D, std::int64_t step, const T* __restrict__ products, const T* __restrict__ bias,
-                           T* states, T* split, T* starts, T* ends, bool keep) {
+__global__ void go_in_step(CellTrajectory<T> path, const CellSegment* list, std::int64_t padded, int D,
+                           std::int64_t step, const T* __restrict__ products, const T* __restrict__ bias, T* states,
+                           T* split, T* starts, T* ends, bool keep) {
   constexpr int k = Gates::state, g = Gates::gates;
-  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  if (i >= count * D) return;
-  const std::int64_t j = i / D;
-  const int d = static_cast<int>(i % D);
+  const std::int64_t j = blockIdx.x;
+  const int d = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  if (d >= D) return;
+  const std::int64_t i = j * D + d;
   const CellSegment s = list[j];
   const std::int64_t t = s.begin + step;
   if (step < -s.warm_up || t >= s.end) return;
@@ -294,6 +491,16 @@ DenseCellCuda<Gates, T>::DenseCellCuda(int D, const std::vector<T>& W, const std
     together_ = packed(typename decltype(layouts)::Many());
     alone_ = packed(typename decltype(layouts)::Few());
   });
+  if (folds()) {
+    std::vector<T> padded(static_cast<std::size_t>(g) * fold_width * fold_width, T(0));
+    for (int q = 0; q < g; ++q)
+      for (int d = 0; d < D; ++d)
+        for (int e = 0; e < D; ++e)
+          padded[(static_cast<std::size_t>(q) * fold_width + e) * fold_width + d] =
+              W[(static_cast<std::size_t>(q) * D + d) * D + e];
+    by_input_ = on_device("longscan::cell::weights", padded);
+    no_bias_ = on_device("longscan::cell::bias", std::vector<T>(static_cast<std::size_t>(g) * D, T(0)));
+  }
   if (in_registers_) return;
   std::vector<T> by_input(W.size());
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(g) * D; ++i)
@@ -316,14 +523,22 @@ DenseCellCuda<Gates, T>::DenseCellCuda(int D, const std::vector<T>& W, const std
 
 template <class Gates, class T>
 std::int64_t DenseCellCuda<Gates, T>::side_by_side() const {
-  const std::int64_t processors = Kokkos::Cuda().cuda_device_prop().multiProcessorCount;
   std::int64_t segments = 0;
   with_layouts<T, Gates::gates>(D_, [&](auto layouts) {
     using L = typename decltype(layouts)::Many;
-    segments = processors * L::segments_of_block * L::blocks_of_processor;
+    segments = processors() * L::segments_of_block * L::blocks_of_processor;
   });
-  // in step: as many rows as make a matrix product efficient
-  return segments > 0 ? segments : 512;
+  if (segments > 0) return segments;
+  // in step: as many rows as leave the fewest multiprocessors without a tile of the product, if it is cut into squares
+  constexpr std::int64_t tile = 128;
+  const std::int64_t across = (Gates::gates * D_ + tile - 1) / tile;
+  double most = 0;
+  for (std::int64_t rows = 2 * tile; rows <= 8 * tile; rows += tile) {
+    const std::int64_t tiles = across * rows / tile, waves = (tiles + processors() - 1) / processors();
+    const double busy = static_cast<double>(tiles) / static_cast<double>(waves * processors());
+    if (busy > most + 0.02) most = busy, segments = rows;
+  }
+  return segments;
 }
 
 template <class Gates, class T>
@@ -343,6 +558,44 @@ void DenseCellCuda<Gates, T>::run(const CellTrajectory<T>& path, const DenseWork
       launch(typename decltype(layouts)::Many(), together_);
   });
   check_cuda(cudaGetLastError(), "running segments");
+}
+
+template <class Gates, class T>
+void DenseCellCuda<Gates, T>::clamp(T* tangents, std::int64_t tokens) const {
+  constexpr int k = Gates::state;
+  if (tokens == 0) return;
+  clamp_tokens<k, Gates::gates, T>
+      <<<static_cast<unsigned>((tokens + 3) / 4), 64 * k, 0, stream()>>>(tangents, tokens, by_input_.data(), D_);
+  check_cuda(cudaGetLastError(), "clamping Jacobians");
+}
+
+template <class Gates, class T>
+void DenseCellCuda<Gates, T>::fold(const T* tangents, std::int64_t from, const SegmentGrid& grid, std::int64_t first,
+                                   std::int64_t last, AffineMaps<T> maps) const {
+  constexpr int k = Gates::state, g = Gates::gates;
+  using Shape = FoldShape<k, g, T>;
+  if (first == last) return;
+  const auto bytes = static_cast<int>(Shape::shared_values * sizeof(T));
+  check_cuda(cudaFuncSetAttribute(fold_segments<k, g, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "folding segments");
+  fold_segments<k, g, T><<<dim3(static_cast<unsigned>(last - first), k), Shape::threads, bytes, stream()>>>(
+      tangents, from, grid, first, by_input_.data(), D_, maps);
+  check_cuda(cudaGetLastError(), "folding segments");
+}
+
+template <class Gates, class T>
+void DenseCellCuda<Gates, T>::run_tangents(const T* tangents, std::int64_t from, const SegmentGrid& grid,
+                                           std::int64_t first, std::int64_t last, T* starts, T* ends, T* deltas) const {
+  constexpr int k = Gates::state, g = Gates::gates;
+  if (first == last) return;
+  using L = typename Layouts<T, g, 64>::Few;
+  const std::int64_t stride = static_cast<std::int64_t>(tangent_values<Gates>) * D_, size = std::int64_t{k} * D_;
+  const CellTrajectory<T> path{tangents - from * stride, stride, deltas - (deltas ? from * size : 0), size};
+  DenseWork work{nullptr, grid, nullptr, last - first, first, true};
+  const auto blocks = static_cast<unsigned>((work.count + L::segments_of_block - 1) / L::segments_of_block);
+  run_segments<Tangent<k, g>, T, L><<<blocks, L::threads * L::segments_of_block, 0, stream()>>>(
+      path, work, alone_.data(), no_bias_.data(), D_, starts, ends, nullptr, deltas != nullptr);
+  check_cuda(cudaGetLastError(), "deltas along segments");
 }
 
 template <class Gates, class T>
@@ -386,9 +639,8 @@ void DenseCellCuda<Gates, T>::run_group(const CellTrajectory<T>& path, const Cel
   for (std::int64_t step = -warmest; step < longest; ++step) {
     products(m, n, depth, split ? W_split_.data() : W_.data(), split ? Factor::by_output : Factor::by_input,
              split ? operand : states_.data(), T(0), products_.data(), made != BatchProducts::plain || step < near);
-    go_in_step<Gates, T><<<blocks(count * D_), threads, 0, stream()>>>(path, list, count, padded, D_, step,
-                                                                       products_.data(), bias_.data(), states_.data(),
-                                                                       operand, starts, ends, keep);
+    go_in_step<Gates, T><<<dim3(static_cast<unsigned>(count), blocks(D_)), threads, 0, stream()>>>(
+        path, list, padded, D_, step, products_.data(), bias_.data(), states_.data(), operand, starts, ends, keep);
   }
   check_cuda(cudaGetLastError(), "running segments in step");
 }

@@ -23,7 +23,14 @@ struct DenseWork {
   SegmentGrid grid;
   const unsigned char* active = nullptr;  ///< slots of the grid; null: all of them, after their warm-ups
   std::int64_t count = 0;
+  std::int64_t first = 0;    ///< slot of the grid that index 0 is
+  bool from_starts = false;  ///< all of them, without warm-ups
 };
+
+/// What a token does to a delta where channels mix: delta'_m = sum_q dp[m][q] (W_q delta_0) + sum_j ds[m][j] delta_j -
+/// r_m, value by value. The numbers of a token: dp [state][gates], ds [state][state], -r [state], each [channels].
+template <class Gates>
+inline constexpr int tangent_values = Gates::state*(Gates::gates + Gates::state + 1);
 
 template <class Gates, class T>
 class DenseCellCuda {
@@ -32,8 +39,9 @@ class DenseCellCuda {
   DenseCellCuda(int D, const std::vector<T>& W, const std::vector<T>& bias);
   /// W_hh fits into registers.
   bool in_registers() const { return in_registers_; }
-  /// Segments that the device runs at once.
+  /// Segments that the device runs at once, and its multiprocessors: so few are run as fast as can be.
   std::int64_t side_by_side() const;
+  static std::int64_t processors() { return Kokkos::Cuda().cuda_device_prop().multiProcessorCount; }
 
   /// In registers. `alone`: few segments, as fast as one token after another can be, else as many tokens a second as
   /// can be (other bits). squares [slots][D] may be null.
@@ -44,7 +52,21 @@ class DenseCellCuda {
   void run_in_step(const CellTrajectory<T>& path, const CellSegment* list, const std::vector<CellSegment>& segments,
                    T* starts, T* ends, bool keep, bool alone) const;
 
+  /// Full Jacobians: `tangents` [tokens][tangent_values][D], of the part's tokens from `from` on.
+  bool folds() const { return D_ <= fold_width; }
+  /// dp and ds scaled so that no row sum of a token's |A| exceeds 1.
+  void clamp(T* tangents, std::int64_t tokens) const;
+  /// Maps of slots [first, last) but for their constants: the products of the Jacobians.
+  void fold(const T* tangents, std::int64_t from, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+            AffineMaps<T> maps) const;
+  /// Deltas along slots [first, last) from those in `starts` [slots][state][D] to `ends`; all of them to `deltas`
+  /// [tokens][state][D], unless that is null.
+  void run_tangents(const T* tangents, std::int64_t from, const SegmentGrid& grid, std::int64_t first,
+                    std::int64_t last, T* starts, T* ends, T* deltas) const;
+
  private:
+  static constexpr int fold_width = 64;
+
   void run_group(const CellTrajectory<T>& path, const CellSegment* list, const CellSegment* host, std::int64_t count,
                  std::int64_t padded, T* starts, T* ends, bool keep, BatchProducts made) const;
 
@@ -52,6 +74,7 @@ class DenseCellCuda {
   bool in_registers_ = false;
   DeviceArray<T> together_, alone_, bias_;  ///< W_hh as threads take it, for many segments and for few; the bias
   DeviceArray<T> W_, W_split_;              ///< for cuBLAS
+  DeviceArray<T> by_input_, no_bias_;       ///< W_hh [gates][fold_width][fold_width], input before output; zeros
   mutable DeviceArray<T> states_, split_, products_;
 };
 

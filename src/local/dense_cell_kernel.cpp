@@ -8,9 +8,101 @@
 #include "core/device_memory.hpp"
 #include "local/dense_cell_cuda.hpp"
 #include "local/lanes.hpp"
+#include "local/projection.hpp"
+#include "local/trajectory_lanes.hpp"
+#ifdef KOKKOS_ENABLE_CUDA
+#include "local/cuda_blas.hpp"
+#endif
 
 namespace longscan {
 namespace {
+
+/// Bytes of what sweeps keep of the tokens of some segments.
+constexpr std::int64_t sweep_bytes = is_host_space<Kokkos::DefaultExecutionSpace> ? 1 << 20 : 256 << 20;
+
+/// A cell whose products p = W_hh h + b_hh are inputs, and whose other channels are left alone: the diagonal of its
+/// Jacobian. Weights: the diagonals of W_hh.
+template <class Gates>
+struct DiagonalOf {
+  static constexpr int state = Gates::state, own_inputs = Gates::gates, inputs = 2 * Gates::gates,
+                       weights = Gates::gates;
+  template <class T>
+  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T*, T* s) {
+    Gates::step(x, x + own_inputs, s);
+  }
+  template <class T>
+  KOKKOS_INLINE_FUNCTION static void jacobian(const T* x, const T* w, const T* s, T* A) {
+    T dp[state * own_inputs];
+    Gates::derivatives(x, x + own_inputs, s, dp, A);
+    LONGSCAN_UNROLL
+    for (int q = 0; q < own_inputs; ++q) A[0] = fused(dp[q], w[q], A[0]);
+  }
+};
+
+/// The state h before each token of slots [first, last), whose first token is `from`: to [token][channel]. A move
+/// takes those before segments from `tails` (null: from the path). Launches "longscan::cell::gather".
+template <class T>
+void gather_before(const CellTrajectory<T>& path, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+                   std::int64_t from, const T* starts, const T* tails, std::int64_t size, int D, T* to) {
+  Kokkos::parallel_for(
+      "longscan::cell::gather",
+      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(first * grid.tokens * D,
+                                                                                          last * grid.tokens * D),
+      KOKKOS_LAMBDA(const std::int64_t index) {
+        const std::int64_t place = index / D, d = index - place * D, slot = place / grid.tokens;
+        const std::int64_t r = grid.runs == 1 ? 0 : grid.index_of(slot);
+        const SegmentRun run = grid.runs == 1 ? grid.first : grid.table[r];
+        const std::int64_t begin = grid.begin(run, slot), t = begin + (place - slot * grid.tokens);
+        if (t >= grid.end(run, slot)) return;
+        const T* before = t > begin || (slot > run.slot && !tails) ? path.h + (t - 1) * path.h_stride
+                          : slot > run.slot                        ? tails + (slot - 1) * size
+                                                                   : starts + r * size;
+        to[(t - from) * D + d] = before[d];
+      });
+}
+
+/// Evaluates the tokens of slots [first, last) as a fold does, and keeps what their deltas need: numbers [token]
+/// [tangent_values][channels] from token `from` on. Launches "longscan::cell::tangents".
+template <class Gates, class T>
+void note_tangents(const SweepPath<T>& path, const SegmentGrid& grid, std::int64_t first, std::int64_t last, int D,
+                   const SweepArrays<T>& arrays, const SweepOptions& options, bool moving, std::int64_t from, T* to) {
+  using Cell = DiagonalOf<Gates>;
+  constexpr int k = Gates::state, g = Gates::gates, values = k * (g + k + 1);
+  const std::int64_t size = static_cast<std::int64_t>(k) * D;
+  Kokkos::parallel_for(
+      "longscan::cell::tangents", SweepLanes<Cell, T>(first * D, last * D), KOKKOS_LAMBDA(const std::int64_t index) {
+        const std::int64_t slot = index / D, r = grid.runs == 1 ? 0 : grid.index_of(slot);
+        const SegmentRun run = grid.runs == 1 ? grid.first : grid.table[r];
+        const std::int64_t begin = grid.begin(run, slot);
+        const int d = static_cast<int>(index - slot * D);
+        PathLane<Cell, T> lane(D, d);
+        lane.take(slot == run.slot ? arrays.starts + r * size
+                  : moving         ? arrays.tails + (slot - 1) * size
+                                   : path.path.at(begin - 1));
+        LaneVerdict<k, T> verdict(options);
+        lane.along(path, begin, grid.end(run, slot), [&](std::int64_t t, const T* x, const T* h) {
+          T dp[k * g], ds[k * k], minus_r[k];
+          Gates::derivatives(x, x + g, lane.before, dp, ds);
+          LONGSCAN_UNROLL
+          for (int i = 0; i < k; ++i) minus_r[i] = lane.before[i];
+          Gates::step(x, x + g, minus_r);
+          LONGSCAN_UNROLL
+          for (int i = 0; i < k; ++i) minus_r[i] -= h[i];
+          verdict.token(t, minus_r, h);
+          T* out = to + (t - from) * values * D + d;
+          LONGSCAN_UNROLL
+          for (int i = 0; i < k * g; ++i) out[i * D] = dp[i];
+          LONGSCAN_UNROLL
+          for (int i = 0; i < k * k; ++i) out[(k * g + i) * D] = ds[i];
+          LONGSCAN_UNROLL
+          for (int i = 0; i < k; ++i) out[(k * (g + k) + i) * D] = minus_r[i];
+        });
+        if (moving) return;
+        arrays.verdicts[index] = verdict.done();
+        LONGSCAN_UNROLL
+        for (int i = 0; i < k; ++i) arrays.tails[slot * size + i * D + d] = lane.before[i];
+      });
+}
 
 template <class Gates, class T>
 class DenseCellKernel final : public CellKernel<T> {
@@ -56,17 +148,15 @@ class DenseCellKernel final : public CellKernel<T> {
            bool keep) const override {
     const auto count = static_cast<std::int64_t>(segments.size());
     if (count == 0) return;
-    Kokkos::View<CellSegment*, Memory> list(Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::cell::segments"),
-                                            count);
-    Kokkos::deep_copy(list,
-                      Kokkos::View<const CellSegment*, Kokkos::HostSpace, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
-                          segments.data(), count));
+    reserve(list_, "longscan::cell::segments", count);
+    copy_to_device(segments.data(), count, list_.data());
+    const Kokkos::View<CellSegment*, Memory> list = list_;
 #ifdef KOKKOS_ENABLE_CUDA
     if (cuda_.in_registers())
       cuda_.run(path, {list.data(), {}, nullptr, count}, starts, ends, nullptr, keep, true);
     else
       cuda_.run_in_step(path, list.data(), segments, starts, ends, keep, true);
-    Space().fence();  // the list is freed on return
+    Space().fence();  // the host looks at ends
     return;
 #endif
     const std::int64_t groups = (count + rows - 1) / rows;
@@ -74,13 +164,13 @@ class DenseCellKernel final : public CellKernel<T> {
     auto policy = Policy(Space(), groups, is_host_space<Space> ? 1 : 256)
                       .set_scratch_size(1, Kokkos::PerTeam(static_cast<int>(run.bytes() + 2 * row_bytes)));
     Kokkos::parallel_for("longscan::cell::run", policy, run);
-    Space().fence();  // the list is freed on return
+    Space().fence();  // the host looks at ends
   }
 
 #ifdef KOKKOS_ENABLE_CUDA
   bool shoots_squares() const override { return cuda_.in_registers(); }
   std::int64_t side_by_side() const override { return cuda_.side_by_side(); }
-  std::int64_t usual_warm_up() const override { return sizeof(T) == 8 ? 128 : 64; }
+  std::int64_t usual_warm_up() const override { return sizeof(T) == 8 ? 128 : cuda_.in_registers() ? 64 : 48; }
 #else
   std::int64_t side_by_side() const override { return 32; }
 #endif
@@ -91,20 +181,18 @@ class DenseCellKernel final : public CellKernel<T> {
 #ifdef KOKKOS_ENABLE_CUDA
     if (cuda_.in_registers()) {
       cuda_.run(path, {nullptr, grid, first ? nullptr : lanes.active, grid.slots}, lanes.starts, lanes.ends,
-                lanes.squares, true, false);
+                lanes.squares, true, grid.slots <= cuda_.processors());
       return;
     }
 #endif
-    std::vector<SegmentRun> runs(grid.runs, grid.first);
-    if (grid.runs > 1) copy_to_host<SegmentRun>(grid.table, grid.runs, runs.data());
     std::vector<unsigned char> active(grid.slots, 1);
     if (!first) copy_to_host<unsigned char>(lanes.active, grid.slots, active.data());
     std::vector<CellSegment> segments;
     std::int64_t r = 0;
     for (std::int64_t slot = 0; slot < grid.slots; ++slot) {
-      if (r + 1 < grid.runs && runs[r + 1].slot == slot) ++r;
+      if (r + 1 < grid.runs && grid.on_host[r + 1].slot == slot) ++r;
       if (!active[slot]) continue;
-      const SegmentRun& run = runs[r];
+      const SegmentRun& run = grid.on_host[r];
       CellSegment s{grid.begin(run, slot), grid.end(run, slot), slot, 0, -1, 0, D_};
       if (first && slot > run.slot) {
         s.warm_up = std::min(grid.warm_up, s.begin - run.begin);
@@ -114,9 +202,9 @@ class DenseCellKernel final : public CellKernel<T> {
     }
     if (segments.empty()) return;
 #ifdef KOKKOS_ENABLE_CUDA
-    const auto list = on_device("longscan::cell::segments", segments);
-    cuda_.run_in_step(path, list.data(), segments, lanes.starts, lanes.ends, true, false);
-    Space().fence();  // the list is freed on return
+    reserve(list_, "longscan::cell::segments", static_cast<std::int64_t>(segments.size()));
+    copy_to_device(segments.data(), static_cast<std::int64_t>(segments.size()), list_.data());
+    cuda_.run_in_step(path, list_.data(), segments, lanes.starts, lanes.ends, true, false);
 #else
     run(path, segments, lanes.starts, lanes.ends, true);
 #endif
@@ -149,6 +237,127 @@ class DenseCellKernel final : public CellKernel<T> {
                       .set_scratch_size(1, Kokkos::PerTeam(static_cast<int>(width_ * sizeof(T) + 2 * row_bytes)));
     if (end > begin) Kokkos::parallel_for("longscan::cell::linearize", policy, work);
     Space().fence();
+  }
+
+  // Sweeps: W_hh h of the tokens of some segments is one product, the rest goes value by value; where Jacobians are
+  // not diagonal, what they are made of is kept, and D^3 a token are spent on their products.
+
+  bool sweeps(bool diagonal) const override {
+#ifdef KOKKOS_ENABLE_CUDA
+    return diagonal || cuda_.folds();
+#else
+    return diagonal;
+#endif
+  }
+  std::int64_t sweeps_at_once(bool diagonal) const override {
+    const std::int64_t lanes = std::max(1024, Space().concurrency() / 4);  // a quarter of the threads hide the latency
+    return std::max<std::int64_t>(1, diagonal ? lanes / D_ : lanes / 256);
+  }
+  std::int64_t longest_sweep(bool diagonal) const override {
+    return std::max<std::int64_t>(1, sweep_bytes / token_bytes(diagonal) / sweeps_at_once(diagonal));
+  }
+  void fold(const CellTrajectory<T>& path, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+            const SweepArrays<T>& arrays, const SweepOptions& options) const override {
+    for_stretches(path, grid, first, last, arrays, options, false);
+  }
+  void move(const CellTrajectory<T>& path, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+            const SweepArrays<T>& arrays, const SweepOptions& options) const override {
+    for_stretches(path, grid, first, last, arrays, options, true);
+  }
+
+  std::int64_t token_bytes(bool diagonal) const {
+    return static_cast<std::int64_t>(sizeof(T)) * D_ * (diagonal ? g + 1 : g + 1 + k * (g + k + 2));
+  }
+
+  /// A sweep over slots [first, last), as many together as memory is spent on.
+  void for_stretches(const CellTrajectory<T>& path, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+                     const SweepArrays<T>& arrays, const SweepOptions& options, bool moving) const {
+    if (!recurrent_) begin_sweeps();
+    const std::int64_t size = static_cast<std::int64_t>(k) * D_;
+    const std::int64_t most = std::max<std::int64_t>(1, sweep_bytes / token_bytes(options.diagonal));
+    const auto run_of = [&](std::int64_t slot) {
+      return grid.runs == 1 ? grid.first : grid.on_host[grid.index_of(slot, grid.on_host)];
+    };
+    for (std::int64_t slot = first; slot < last;) {
+      const SegmentRun run = run_of(slot);
+      const std::int64_t from = grid.begin(run, slot);
+      std::int64_t end = grid.end(run, slot), next = slot + 1;
+      for (; next < last; ++next) {
+        const std::int64_t e = grid.end(run_of(next), next);
+        if (e - from > most) break;
+        end = e;
+      }
+      const std::int64_t tokens = end - from;
+      reserve(before_, "longscan::cell::before", tokens * D_), reserve(p_, "longscan::cell::products", tokens * g * D_);
+      gather_before(path, grid, slot, next, from, arrays.starts,
+                    moving ? static_cast<const T*>(arrays.tails) : static_cast<const T*>(nullptr), size, D_,
+                    before_.data());
+      recurrent_->apply(before_.data(), tokens, p_.data());
+      const SweepPath<T> sweep{path, p_.data() - from * g * D_, static_cast<std::int64_t>(g) * D_};
+      if (options.diagonal && moving)
+        move_lanes<DiagonalOf<Gates>, T, true>(sweep, grid, slot, next, diagonals_.data(), D_, arrays, options);
+      else if (options.diagonal)
+        fold_lanes<DiagonalOf<Gates>, T, true>(sweep, grid, slot, next, diagonals_.data(), D_, arrays, options);
+      else
+        full_stretch(sweep, grid, slot, next, from, tokens, arrays, options, moving);
+      slot = next;
+    }
+  }
+
+  void full_stretch(const SweepPath<T>& sweep, const SegmentGrid& grid, std::int64_t first, std::int64_t last,
+                    std::int64_t from, std::int64_t tokens, const SweepArrays<T>& arrays, const SweepOptions& options,
+                    bool moving) const {
+#ifdef KOKKOS_ENABLE_CUDA
+    const std::int64_t size = static_cast<std::int64_t>(k) * D_, n = size;
+    reserve(tangents_, "longscan::cell::tangents", tokens * tangent_values<Gates> * D_);
+    reserve(ends_, "longscan::cell::ends", grid.slots * size),
+        reserve(zeros_, "longscan::cell::ends", grid.slots * size);
+    note_tangents<Gates, T>(sweep, grid, first, last, D_, arrays, options, moving, from, tangents_.data());
+    if (!options.maps) return;
+    if (options.how == Reshape::clamp) cuda_.clamp(tangents_.data(), tokens);
+    T* const starts = zeros_.data();
+    T* const ends = ends_.data();
+    const T* const arriving = arrays.deltas;
+    Kokkos::parallel_for(
+        "longscan::cell::starts", Values(first * size, last * size), KOKKOS_LAMBDA(const std::int64_t i) {
+          const std::int64_t slot = i / size;
+          const SegmentRun run = grid.run_of(slot);
+          starts[i] = !moving || (slot == run.slot && run.exact) ? T(0) : arriving[i];
+        });
+    if (!moving) {
+      const AffineMaps<T> maps = arrays.maps;
+      cuda_.fold(tangents_.data(), from, grid, first, last, maps);
+      cuda_.run_tangents(tangents_.data(), from, grid, first, last, starts, ends, nullptr);
+      Kokkos::parallel_for(
+          "longscan::cell::ends", Values(first * size, last * size),
+          KOKKOS_LAMBDA(const std::int64_t i) { maps.slot(i / size)[i % size * (n + 1) + n] = ends[i]; });
+      return;
+    }
+    reserve(deltas_, "longscan::cell::deltas", tokens * size);
+    cuda_.run_tangents(tangents_.data(), from, grid, first, last, starts, ends, deltas_.data());
+    const T* const deltas = deltas_.data();
+    const CellTrajectory<T> path = sweep.path;
+    Kokkos::parallel_for(
+        "longscan::cell::add", Values(0, tokens * size), KOKKOS_LAMBDA(const std::int64_t i) {
+          const std::int64_t t = i / size;
+          T* h = path.at(from + t) + (i - t * size);
+          const T moved = *h + deltas[i];
+          if (!is_non_finite(moved)) *h = moved;
+        });
+#else
+    (void)sweep, (void)grid, (void)first, (void)last, (void)from, (void)tokens, (void)arrays, (void)options,
+        (void)moving;
+#endif
+  }
+
+  void begin_sweeps() const {
+    const auto W = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), W_);
+    const auto bias = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), bias_);
+    recurrent_ = std::make_unique<Projection<T>>(g * D_, D_, std::vector<T>(W.data(), W.data() + W.size()),
+                                                 std::vector<T>(bias.data(), bias.data() + bias.size()));
+    std::vector<T> diagonals(static_cast<std::size_t>(g) * D_);
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(g) * D_; ++i) diagonals[i] = W(i * D_ + i % D_);
+    diagonals_ = on_device("longscan::cell::weights", diagonals);
   }
 
   std::vector<GrowthSums> look(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
@@ -209,7 +418,7 @@ class DenseCellKernel final : public CellKernel<T> {
                             const T* before) const {
     SharedVector<GrowthSums> sums(1);
     look_ahead(path, begin, end, before, sums.data());
-    Space().fence();  // the host reads the sums
+    Space().fence(), wait_for_look();  // the host reads the sums
     return sums[0];
   }
 
@@ -217,11 +426,44 @@ class DenseCellKernel final : public CellKernel<T> {
                   GrowthSums* out) const override {
     const std::size_t bytes = sizeof(T) * (2 * g + 3 * k) * static_cast<std::size_t>(D_);
     const int level = bytes < (std::size_t{40} << 10) ? 0 : 1;
-    const auto policy = Policy(Space(), 1, is_host_space<Space> ? 1 : 256)
+#ifdef KOKKOS_ENABLE_CUDA
+    const Space space = beside();
+#else
+    const Space space;
+#endif
+    const auto policy = Policy(space, 1, is_host_space<Space> ? 1 : 256)
                             .set_scratch_size(level, Kokkos::PerTeam(static_cast<int>(bytes + 2 * row_bytes)));
     Kokkos::parallel_for("longscan::cell::look", policy,
                          Look{path, begin, end, before, D_, level, bytes, Wt_, bias_, out});
+#ifdef KOKKOS_ENABLE_CUDA
+    check_cuda(cudaEventRecord(looked_, space.cuda_stream()), "looking along a path");
+#endif
   }
+  void wait_for_look() const override {
+#ifdef KOKKOS_ENABLE_CUDA
+    if (looked_) check_cuda(cudaEventSynchronize(looked_), "looking along a path");
+#endif
+  }
+
+#ifdef KOKKOS_ENABLE_CUDA
+  ~DenseCellKernel() override {
+    if (!looked_) return;
+    cudaEventDestroy(ready_), cudaEventDestroy(looked_), cudaStreamDestroy(stream_);
+  }
+  DenseCellKernel(const DenseCellKernel&) = delete;
+  DenseCellKernel& operator=(const DenseCellKernel&) = delete;
+  /// A stream of its own for what the next kernels need not wait for; it waits for those that are launched.
+  Space beside() const {
+    if (!looked_) {
+      check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
+      check_cuda(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "an event");
+      check_cuda(cudaEventCreateWithFlags(&looked_, cudaEventDisableTiming), "an event");
+    }
+    check_cuda(cudaEventRecord(ready_, Space().cuda_stream()), "an event");
+    check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "an event");
+    return Space(stream_);
+  }
+#endif
 
   /// On one team.
   struct Look {
@@ -246,14 +488,17 @@ class DenseCellKernel final : public CellKernel<T> {
         member.team_barrier();
         for (int j = rank; j < g * D; j += team) {
           const T* column = &Wt[packed_index<T>(D, 0, j)];
-          constexpr int together = 8;  // loads in flight
+          constexpr int together = 4, loads = 32;  // sums side by side; loads in flight
           T sum[together] = {bias[j]}, tangent[together] = {};
           int e = 0;
-          for (; e + together <= D; e += together) {
+          for (; e + loads <= D; e += loads) {
+            T weight[loads];
             LONGSCAN_UNROLL
-            for (int i = 0; i < together; ++i) {
-              const T weight = column[(e + i) * strip_columns<T>];
-              sum[i] = fused(weight, s[e + i], sum[i]), tangent[i] = fused(weight, v[e + i], tangent[i]);
+            for (int i = 0; i < loads; ++i) weight[i] = column[(e + i) * strip_columns<T>];
+            LONGSCAN_UNROLL
+            for (int i = 0; i < loads; ++i) {
+              sum[i % together] = fused(weight[i], s[e + i], sum[i % together]);
+              tangent[i % together] = fused(weight[i], v[e + i], tangent[i % together]);
             }
           }
           for (; e < D; ++e) {
@@ -422,9 +667,15 @@ class DenseCellKernel final : public CellKernel<T> {
   };
 
  private:
+  using Values = Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>;
   int D_, width_;
   Array Wt_, W_, bias_;
+  mutable DeviceArray<CellSegment> list_;
+  mutable std::unique_ptr<Projection<T>> recurrent_;  ///< W_hh h + b_hh of many tokens
+  mutable DeviceArray<T> diagonals_, before_, p_, tangents_, ends_, zeros_, deltas_;
 #ifdef KOKKOS_ENABLE_CUDA
+  mutable cudaStream_t stream_ = nullptr;
+  mutable cudaEvent_t ready_ = nullptr, looked_ = nullptr;
   DenseCellCuda<Gates, T> cuda_;
 #endif
 };

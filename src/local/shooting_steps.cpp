@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "local/shooting_steps.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -261,6 +262,56 @@ void newton_maps(const SegmentGrid& grid, int state, int channels, const Shootin
   if (state == 2) newton_maps_of<T, 2>(grid, channels, lanes, jumps, largest, maps, constants);
 }
 
+namespace {
+
+KOKKOS_INLINE_FUNCTION GrowthSums as_sums(const LaneGrowth& g) {
+  GrowthSums sums;
+  sums.total = g.total, sums.prefix = g.prefix, sums.suffix = g.suffix, sums.best = g.best;
+  sums.norm_total = g.factor > 0 ? log(g.factor) : -700.f;
+  sums.norm_prefix = g.factor_most > 1 ? log(g.factor_most) : 0.f;
+  sums.error = g.error, sums.error_most = g.error_most;
+  return sums;
+}
+
+}  // namespace
+
+void fold_growth(std::int64_t slots, int channels, const LaneGrowth* growth, PartGrowth* out) {
+  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
+  constexpr int most = is_host_space<Space> ? 1 : 256, together = 4;
+  int team = 1;
+  while (team < most && 2 * team <= slots) team *= 2;
+  team = is_host_space<Space> ? 1 : std::max(team, 32);
+  const std::int64_t D = channels, each = (slots + team - 1) / team;
+  const auto policy = Policy(Space(), D, team).set_scratch_size(0, Kokkos::PerTeam(most * sizeof(LaneGrowth)));
+  Kokkos::parallel_for(
+      "longscan::shooting::growth", policy, KOKKOS_LAMBDA(const typename Policy::member_type& member) {
+        auto* shared = static_cast<LaneGrowth*>(member.team_scratch(0).get_shmem(most * sizeof(LaneGrowth)));
+        const std::int64_t d = member.league_rank();
+        const int rank = member.team_rank(), size = member.team_size();
+        std::int64_t slot = rank * each;
+        const std::int64_t end = slot + each < slots ? slot + each : slots;
+        LaneGrowth sums;
+        for (; slot < end; slot += together) {
+          LaneGrowth read[together];
+          LONGSCAN_UNROLL
+          for (int i = 0; i < together; ++i)
+            if (slot + i < end) read[i] = growth[(slot + i) * D + d];
+          LONGSCAN_UNROLL
+          for (int i = 0; i < together; ++i)
+            if (slot + i < end) sums = combine(sums, read[i]);
+        }
+        shared[rank] = sums;
+        for (int step = 1; step < size; step *= 2) {
+          member.team_barrier();
+          if (rank % (2 * step) == 0) shared[rank] = combine(shared[rank], shared[rank + step]);
+        }
+        if (rank != 0) return;
+        PartGrowth part;
+        part.first = as_sums(shared[0]);
+        out[d] = part;
+      });
+}
+
 void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t runs, int channels,
                  const LaneGrowth* growth, LaneGrowth* stretches, PartGrowth* out) {
   const std::int64_t D = channels;
@@ -273,14 +324,6 @@ void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t run
       });
   Kokkos::parallel_for(
       "longscan::shooting::growth", Range(0, D), KOKKOS_LAMBDA(const std::int64_t d) {
-        const auto as_sums = [](const LaneGrowth& g) {
-          GrowthSums sums;
-          sums.total = g.total, sums.prefix = g.prefix, sums.suffix = g.suffix, sums.best = g.best;
-          sums.norm_total = g.factor > 0 ? log(g.factor) : -700.f;
-          sums.norm_prefix = g.factor_most > 1 ? log(g.factor_most) : 0.f;
-          sums.error = g.error, sums.error_most = g.error_most;
-          return sums;
-        };
         PartGrowth part;
         LaneGrowth open;
         for (std::int64_t p = 0; p < count; ++p) {

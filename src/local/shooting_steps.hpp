@@ -71,4 +71,7 @@ struct PartGrowth {
 void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t runs, int channels,
                  const LaneGrowth* growth, LaneGrowth* stretches, PartGrowth* out);
 
+/// The same of a part that is one run: all `slots`, a team a channel. Launches "longscan::shooting::growth" once.
+void fold_growth(std::int64_t slots, int channels, const LaneGrowth* growth, PartGrowth* out);
+
 }  // namespace longscan
