@@ -35,7 +35,13 @@ KOKKOS_INLINE_FUNCTION S as_stored(double x) {
 template <class S>
 KOKKOS_INLINE_FUNCTION S as_stored(float x) {
   if constexpr (std::is_same_v<S, StoredBf16>) {
+#ifdef __CUDA_ARCH__
+    StoredBf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#else
     return {to_bf16(x)};
+#endif
   } else if constexpr (std::is_same_v<S, StoredF16>) {
 #ifdef __CUDA_ARCH__
     StoredF16 y;

@@ -394,6 +394,79 @@ __global__ __launch_bounds__(64 * k) void clamp_tokens(T* tangents, std::int64_t
   }
 }
 
+/// A tangent vector along tokens [begin, end) of a path, D <= 64: a thread a row of W_hh, which it keeps in registers.
+template <class Gates, class T>
+__global__ __launch_bounds__(64 * Gates::gates) void look_along_tokens(CellTrajectory<T> path, std::int64_t begin,
+                                                                       std::int64_t end, const T* before,
+                                                                       const T* __restrict__ weights,
+                                                                       const T* __restrict__ bias, int D,
+                                                                       GrowthSums* out) {
+  constexpr int k = Gates::state, g = Gates::gates, width = 64;
+  __shared__ T state[width], tangent[width], p[g * width], turned[g * width], sums_of_warps[2];
+  const int thread = threadIdx.x, q = thread / width, d = thread % width;
+  const bool real = d < D, owner = thread < width;
+  T w[width];
+#pragma unroll
+  for (int e = 0; e < width; ++e) w[e] = weights[(q * width + e) * width + d];  // zero beyond D
+  const T b = real ? bias[q * D + d] : T(0);
+  const T even = T(1) / T(sqrt(static_cast<double>(k * D)));
+  T v[k], h[k] = {}, after[k] = {}, xs[g] = {};
+  const auto load = [&](T* to, const T* from) {
+#pragma unroll
+    for (int i = 0; i < k; ++i) to[i] = owner && real ? from[i * D + d] : T(0);
+  };
+#pragma unroll
+  for (int i = 0; i < k; ++i) v[i] = real ? ((i * D + d) % 3 == 1 ? -even : even) : T(0);
+  load(h, before);
+  GrowthSums sums;
+  for (std::int64_t t = begin; t < end; ++t) {
+    if (owner && real) {
+#pragma unroll
+      for (int i = 0; i < g; ++i) xs[i] = path.x[t * path.x_stride + i * D + d];
+    }
+    if (t + 1 < end) load(after, path.at(t));
+    if (owner) state[d] = h[0], tangent[d] = v[0];
+    __syncthreads();
+    T sum[2] = {b}, moved[2] = {};
+#pragma unroll
+    for (int e = 0; e < width; ++e) {
+      sum[e % 2] = fused(w[e], state[e], sum[e % 2]);
+      moved[e % 2] = fused(w[e], tangent[e], moved[e % 2]);
+    }
+    p[thread] = sum[0] + sum[1], turned[thread] = moved[0] + moved[1];
+    __syncthreads();
+    T next[k] = {}, squares = 0;
+    if (owner && real) {
+      T ps[g], dp[k * g], ds[k * k];
+#pragma unroll
+      for (int i = 0; i < g; ++i) ps[i] = p[i * width + d];
+      Gates::derivatives(xs, ps, h, dp, ds);
+#pragma unroll
+      for (int i = 0; i < k; ++i) {
+#pragma unroll
+        for (int j = 0; j < g; ++j) next[i] = fused(dp[i * g + j], turned[j * width + d], next[i]);
+#pragma unroll
+        for (int j = 0; j < k; ++j) next[i] = fused(ds[i * k + j], v[j], next[i]);
+        squares = fused(next[i], next[i], squares);
+      }
+    }
+    if (owner) {
+      for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, other);
+      if (thread % 32 == 0) sums_of_warps[thread / 32] = squares;
+    }
+    __syncthreads();
+    const T size = sums_of_warps[0] + sums_of_warps[1];
+    if (thread == 0) {
+      const double growth = size > T(0) ? 0.5 * log(static_cast<double>(size)) : -700;
+      sums.add(growth, growth);
+    }
+    const T scale = size > T(0) ? T(1) / T(sqrt(size)) : T(0);
+#pragma unroll
+    for (int i = 0; i < k; ++i) v[i] = size > T(0) ? next[i] * scale : real ? even : T(0), h[i] = after[i];
+  }
+  if (thread == 0) *out = sums;
+}
+
 /// The nearest TF32 number (ties away from zero). Not finite stays so.
 __device__ __forceinline__ float to_tf32(float x) {
   return fabsf(x) < 3e38f ? __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u) : x;
@@ -434,34 +507,67 @@ __global__ void begin_in_step(const CellSegment* list, std::int64_t count, std::
   }
 }
 
-/// What is left of token begin + step once W_hh h is there.
-template <class Gates, class T>
+/// `count` neighbours in one access.
+template <class T, int count>
+struct alignas(count * sizeof(T)) Pack {
+  T v[count];
+};
+template <class T, int count>
+__device__ __forceinline__ Pack<T, count> load_pack(const T* p) {
+  if constexpr (count * sizeof(T) == 16)
+    return bits_as<Pack<T, count>>(__ldcs(reinterpret_cast<const int4*>(p)));
+  else
+    return *reinterpret_cast<const Pack<T, count>*>(p);
+}
+
+/// What is left of token begin + step once W_hh h is there; a thread takes `count` channels of a segment.
+template <class Gates, class T, int count>
 __global__ void go_in_step(CellTrajectory<T> path, const CellSegment* list, std::int64_t padded, int D,
                            std::int64_t step, const T* __restrict__ products, const T* __restrict__ bias, T* states,
                            T* split, T* starts, T* ends, bool keep) {
   constexpr int k = Gates::state, g = Gates::gates;
+  using Values = Pack<T, count>;
   const std::int64_t j = blockIdx.x;
-  const int d = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int d = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * count;
   if (d >= D) return;
-  const std::int64_t i = j * D + d;
   const CellSegment s = list[j];
-  const std::int64_t t = s.begin + step;
+  const std::int64_t t = s.begin + step, at = j * D + d;
   if (step < -s.warm_up || t >= s.end) return;
-  T xs[g], p[g], h[k];
+  const T* from = path.x + t * path.x_stride + d;
+  Values xs[g], ps[g], bs[g], hs[k];
+#pragma unroll
   for (int q = 0; q < g; ++q) {
-    xs[q] = load_once(path.x + t * path.x_stride + static_cast<std::int64_t>(q) * D + d);
-    p[q] = products[(j * g + q) * D + d] + bias[q * D + d];
+    xs[q] = load_pack<T, count>(from + static_cast<std::int64_t>(q) * D);
+    ps[q] = load_pack<T, count>(products + (j * g + q) * D + d);
+    bs[q] = *reinterpret_cast<const Values*>(bias + q * D + d);
   }
-  for (int m = 0; m < k; ++m) h[m] = states[m * padded * D + i];
+#pragma unroll
+  for (int m = 0; m < k; ++m) hs[m] = *reinterpret_cast<const Values*>(states + m * padded * D + at);
+  if (threadIdx.x % (128 / sizeof(Values)) == 0 && t + 1 < s.end) {  // a line of the next token's inputs
+#pragma unroll
+    for (int q = 0; q < g; ++q)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + path.x_stride + static_cast<std::int64_t>(q) * D));
+  }
   if (step == 0 && s.warm_up > 0)
-    for (int m = 0; m < k; ++m) starts[(s.slot * k + m) * D + d] = h[m];
-  Gates::step(xs, p, h);
-  put_operand(states, split, j, D, d, h[0]);
-  for (int m = 1; m < k; ++m) states[m * padded * D + i] = h[m];
-  if (keep && step >= 0)
-    for (int m = 0; m < k; ++m) store_once(path.h + t * path.h_stride + m * D + d, h[m]);
-  if (t + 1 == s.end)
-    for (int m = 0; m < k; ++m) ends[(s.slot * k + m) * D + d] = h[m];
+    for (int m = 0; m < k; ++m) *reinterpret_cast<Values*>(starts + (s.slot * k + m) * D + d) = hs[m];
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    T x[g], p[g], h[k];
+#pragma unroll
+    for (int q = 0; q < g; ++q) x[q] = xs[q].v[i], p[q] = ps[q].v[i] + bs[q].v[i];
+#pragma unroll
+    for (int m = 0; m < k; ++m) h[m] = hs[m].v[i];
+    Gates::step(x, p, h);
+#pragma unroll
+    for (int m = 0; m < k; ++m) hs[m].v[i] = h[m];
+    if (split) put_operand(states, split, j, D, d + i, h[0]);
+  }
+#pragma unroll
+  for (int m = 0; m < k; ++m) {
+    if (m > 0 || !split) *reinterpret_cast<Values*>(states + m * padded * D + at) = hs[m];
+    if (keep && step >= 0) *reinterpret_cast<Values*>(path.h + t * path.h_stride + m * D + d) = hs[m];
+    if (t + 1 == s.end) *reinterpret_cast<Values*>(ends + (s.slot * k + m) * D + d) = hs[m];
+  }
 }
 
 }  // namespace
@@ -506,6 +612,7 @@ DenseCellCuda<Gates, T>::DenseCellCuda(int D, const std::vector<T>& W, const std
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(g) * D; ++i)
     for (std::int64_t e = 0; e < D; ++e) by_input[e * g * D + i] = W[i * D + e];
   W_ = on_device("longscan::cell::weights", by_input);
+  W_by_output_ = on_device("longscan::cell::weights", W);
   if constexpr (sizeof(T) == 4) {
     std::vector<float> split(static_cast<std::size_t>(g) * D * 3 * D);
     const auto rounded = [](float x) {
@@ -529,12 +636,13 @@ std::int64_t DenseCellCuda<Gates, T>::side_by_side() const {
     segments = processors() * L::segments_of_block * L::blocks_of_processor;
   });
   if (segments > 0) return segments;
-  // in step: as many rows as leave the fewest multiprocessors without a tile of the product, if it is cut into squares
-  constexpr std::int64_t tile = 128;
-  const std::int64_t across = (Gates::gates * D_ + tile - 1) / tile;
+  // in step: as many rows as leave the fewest multiprocessors without a tile of the product, in cuBLAS's usual sizes
+  const bool tf32 = sizeof(T) == 4 && batch_products() != BatchProducts::plain;
+  const std::int64_t tall = tf32 ? 128 : 256, wide = tf32 ? 128 : 64;
+  const std::int64_t across = (Gates::gates * D_ + tall - 1) / tall;
   double most = 0;
-  for (std::int64_t rows = 2 * tile; rows <= 8 * tile; rows += tile) {
-    const std::int64_t tiles = across * rows / tile, waves = (tiles + processors() - 1) / processors();
+  for (std::int64_t rows = 256; rows <= 1024; rows += wide) {
+    const std::int64_t tiles = across * rows / wide, waves = (tiles + processors() - 1) / processors();
     const double busy = static_cast<double>(tiles) / static_cast<double>(waves * processors());
     if (busy > most + 0.02) most = busy, segments = rows;
   }
@@ -558,6 +666,14 @@ void DenseCellCuda<Gates, T>::run(const CellTrajectory<T>& path, const DenseWork
       launch(typename decltype(layouts)::Many(), together_);
   });
   check_cuda(cudaGetLastError(), "running segments");
+}
+
+template <class Gates, class T>
+void DenseCellCuda<Gates, T>::look(cudaStream_t on, const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
+                                   const T* before, GrowthSums* out) const {
+  look_along_tokens<Gates, T>
+      <<<1, 64 * Gates::gates, 0, on>>>(path, begin, end, before, by_input_.data(), bias_.data(), D_, out);
+  check_cuda(cudaGetLastError(), "looking along a path");
 }
 
 template <class Gates, class T>
@@ -604,7 +720,7 @@ void DenseCellCuda<Gates, T>::run_in_step(const CellTrajectory<T>& path, const C
                                           bool alone) const {
   const auto count = static_cast<std::int64_t>(segments.size());
   if (!alone) {
-    run_group(path, list, segments.data(), count, count, starts, ends, keep, batch_products());
+    run_group(path, list, segments.data(), count, (count + 63) / 64 * 64, starts, ends, keep, batch_products());
     return;
   }
   // products of one shape: each of its rows is made alike
@@ -633,14 +749,30 @@ void DenseCellCuda<Gates, T>::run_group(const CellTrajectory<T>& path, const Cel
   const auto blocks = [](std::int64_t n) { return static_cast<unsigned>((n + threads - 1) / threads); };
   begin_in_step<T><<<blocks(padded * D_), threads, 0, stream()>>>(list, count, padded, D_, k, starts, ends,
                                                                   states_.data(), operand);
+  const bool batch = padded > 16;
   const int m = g * D_, n = static_cast<int>(padded), depth = split ? 3 * D_ : D_;
+  const T* W = split ? W_split_.data() : batch ? W_by_output_.data() : W_.data();
   // Half of a warm-up only has to come near: what TF32 rounds off there is forgotten in the other half.
-  const std::int64_t near = sizeof(T) == 4 && made == BatchProducts::plain && padded > 64 ? -warmest / 2 : -warmest;
-  for (std::int64_t step = -warmest; step < longest; ++step) {
-    products(m, n, depth, split ? W_split_.data() : W_.data(), split ? Factor::by_output : Factor::by_input,
-             split ? operand : states_.data(), T(0), products_.data(), made != BatchProducts::plain || step < near);
-    go_in_step<Gates, T><<<dim3(static_cast<unsigned>(count), blocks(D_)), threads, 0, stream()>>>(
+  const std::int64_t near = sizeof(T) == 4 && made == BatchProducts::plain && batch ? -warmest / 2 : -warmest;
+  constexpr int pack = 16 / sizeof(T);
+  const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
+  const bool packs = D_ % pack == 0 && path.x_stride % pack == 0 && path.h_stride % pack == 0 && aligned(path.x) &&
+                     aligned(path.h) && aligned(starts) && aligned(ends);
+  const auto go = [&](auto size, std::int64_t step) {
+    constexpr int channels = decltype(size)::value;
+    const int block = D_ >= threads * channels ? threads : 64;
+    const dim3 grid(static_cast<unsigned>(count),
+                    static_cast<unsigned>((D_ + block * channels - 1) / (block * channels)));
+    go_in_step<Gates, T, channels><<<grid, block, 0, stream()>>>(
         path, list, padded, D_, step, products_.data(), bias_.data(), states_.data(), operand, starts, ends, keep);
+  };
+  for (std::int64_t step = -warmest; step < longest; ++step) {
+    products(m, n, depth, W, split || batch ? Factor::by_output : Factor::by_input, split ? operand : states_.data(),
+             T(0), products_.data(), made != BatchProducts::plain || step < near);
+    if (packs)
+      go(std::integral_constant<int, pack>(), step);
+    else
+      go(std::integral_constant<int, 1>(), step);
   }
   check_cuda(cudaGetLastError(), "running segments in step");
 }

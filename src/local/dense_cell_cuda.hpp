@@ -52,6 +52,10 @@ class DenseCellCuda {
   void run_in_step(const CellTrajectory<T>& path, const CellSegment* list, const std::vector<CellSegment>& segments,
                    T* starts, T* ends, bool keep, bool alone) const;
 
+  /// CellKernel::look_ahead where `folds`, on `stream`.
+  void look(cudaStream_t stream, const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end, const T* before,
+            GrowthSums* out) const;
+
   /// Full Jacobians: `tangents` [tokens][tangent_values][D], of the part's tokens from `from` on.
   bool folds() const { return D_ <= fold_width; }
   /// dp and ds scaled so that no row sum of a token's |A| exceeds 1.
@@ -72,9 +76,9 @@ class DenseCellCuda {
 
   int D_;
   bool in_registers_ = false;
-  DeviceArray<T> together_, alone_, bias_;  ///< W_hh as threads take it, for many segments and for few; the bias
-  DeviceArray<T> W_, W_split_;              ///< for cuBLAS
-  DeviceArray<T> by_input_, no_bias_;       ///< W_hh [gates][fold_width][fold_width], input before output; zeros
+  DeviceArray<T> together_, alone_, bias_;    ///< W_hh as threads take it, for many segments and for few; the bias
+  DeviceArray<T> W_, W_by_output_, W_split_;  ///< for cuBLAS: of a few rows, of a batch, of split operands
+  DeviceArray<T> by_input_, no_bias_;         ///< W_hh [gates][fold_width][fold_width], input before output; zeros
   mutable DeviceArray<T> states_, split_, products_;
 };
 

@@ -292,7 +292,7 @@ class DenseCellKernel final : public CellKernel<T> {
       gather_before(path, grid, slot, next, from, arrays.starts,
                     moving ? static_cast<const T*>(arrays.tails) : static_cast<const T*>(nullptr), size, D_,
                     before_.data());
-      recurrent_->apply(before_.data(), tokens, p_.data());
+      recurrent_->apply_at_once(before_.data(), tokens, p_.data());
       const SweepPath<T> sweep{path, p_.data() - from * g * D_, static_cast<std::int64_t>(g) * D_};
       if (options.diagonal && moving)
         move_lanes<DiagonalOf<Gates>, T, true>(sweep, grid, slot, next, diagonals_.data(), D_, arrays, options);
@@ -428,6 +428,11 @@ class DenseCellKernel final : public CellKernel<T> {
     const int level = bytes < (std::size_t{40} << 10) ? 0 : 1;
 #ifdef KOKKOS_ENABLE_CUDA
     const Space space = beside();
+    if (cuda_.folds()) {
+      cuda_.look(space.cuda_stream(), path, begin, end, before, out);
+      check_cuda(cudaEventRecord(looked_, space.cuda_stream()), "looking along a path");
+      return;
+    }
 #else
     const Space space;
 #endif

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "local/projection.hpp"
 
+#include <algorithm>
+
 #include "core/delta_chunk.hpp"
 #include "core/device_memory.hpp"
 #include "local/lanes.hpp"
@@ -103,6 +105,19 @@ void Projection<T>::apply(const T* x, std::int64_t tokens, T* y) const {
         else
           work(DeviceLanes<T, Member>{member});
       });
+}
+
+template <class T>
+void Projection<T>::apply_at_once(const T* x, std::int64_t tokens, T* y) const {
+#ifdef KOKKOS_ENABLE_CUDA
+  constexpr std::int64_t most = std::int64_t{1} << 22;
+  if (tokens > 0) start_from_bias(bias_.data(), static_cast<std::int64_t>(rows_), tokens, y);
+  for (std::int64_t t = 0; t < tokens; t += most)
+    products(rows_, static_cast<int>(std::min(most, tokens - t)), columns_, weight_.data(), Factor::by_output,
+             x + t * columns_, T(1), y + t * rows_);
+#else
+  apply(x, tokens, y);
+#endif
 }
 
 template class Projection<float>;

@@ -21,6 +21,8 @@ class Projection {
   /// x [tokens][columns] to y [tokens][rows], dense, in memory of the default execution space.
   /// Launches "longscan::projection".
   void apply(const T* x, std::int64_t tokens, T* y) const;
+  /// The same where bits may depend on how many tokens there are.
+  void apply_at_once(const T* x, std::int64_t tokens, T* y) const;
 
  private:
   using Array = Kokkos::View<T*, Kokkos::DefaultExecutionSpace::memory_space>;

@@ -32,7 +32,7 @@ struct PathLane {
   static constexpr int k = Cell::state, g = Cell::inputs, nw = Cell::weights, own = own_inputs<Cell>();
   static constexpr int bytes = (g + k) * static_cast<int>(sizeof(T));
   /// Tokens of a batch; two batches are in registers.
-  static constexpr int ahead = bytes <= 24 ? 4 : bytes <= 48 ? 2 : 1;
+  static constexpr int ahead = bytes <= 16 ? 8 : bytes <= 32 ? 4 : bytes <= 64 ? 2 : 1;
   std::int64_t D;
   int d;
   T w[nw], before[k];
@@ -48,46 +48,52 @@ struct PathLane {
   }
 
   struct Token {
-    T x[g] = {}, h[k] = {};
+    T x[g], h[k];
   };
-  KOKKOS_INLINE_FUNCTION void load(const SweepPath<T>& p, std::int64_t t, Token& to) const {
-    const T* x = p.path.x + t * p.path.x_stride + d;
-    const T* h = p.path.h + t * p.path.h_stride + d;
+  /// Where the inputs and states of a token stand.
+  struct Place {
+    const T *x, *more, *h;
+  };
+  KOKKOS_INLINE_FUNCTION void load(const SweepPath<T>& p, Place& at, Token& to) const {
     LONGSCAN_UNROLL
-    for (int i = 0; i < own; ++i) to.x[i] = load_once(x + i * D);
+    for (int i = 0; i < own; ++i) to.x[i] = load_once(at.x + i * D);
     if constexpr (g > own) {
-      const T* more = p.more + t * p.more_stride + d;
       LONGSCAN_UNROLL
-      for (int i = own; i < g; ++i) to.x[i] = load_once(more + (i - own) * D);
+      for (int i = own; i < g; ++i) to.x[i] = load_once(at.more + (i - own) * D);
     }
     LONGSCAN_UNROLL
-    for (int i = 0; i < k; ++i) to.h[i] = load_once(h + i * D);
+    for (int i = 0; i < k; ++i) to.h[i] = load_once(at.h + i * D);
+    at.x += p.path.x_stride, at.h += p.path.h_stride;
+    if constexpr (g > own) at.more += p.more_stride;
   }
 
   /// f(token, its inputs, its state) for tokens [t, end), `before` being the state before each.
   template <class F>
   KOKKOS_INLINE_FUNCTION void along(const SweepPath<T>& p, std::int64_t t, std::int64_t end, const F& f) {
+    Place at{p.path.x + t * p.path.x_stride + d, nullptr, p.path.h + t * p.path.h_stride + d};
+    if constexpr (g > own) at.more = p.more + t * p.more_stride + d;
     Token a[ahead], b[ahead];
-    const auto fill = [&](Token(&to)[ahead], std::int64_t from) {
+    const auto fill = [&](Token(&to)[ahead]) {
       LONGSCAN_UNROLL
-      for (int i = 0; i < ahead; ++i)
-        if (from + i < end) load(p, from + i, to[i]);
+      for (int i = 0; i < ahead; ++i) load(p, at, to[i]);
+    };
+    const auto take = [&](const Token& token) {
+      f(t++, token.x, token.h);
+      LONGSCAN_UNROLL
+      for (int j = 0; j < k; ++j) before[j] = token.h[j];
     };
     const auto go = [&](const Token(&from)[ahead]) {
       LONGSCAN_UNROLL
-      for (int i = 0; i < ahead; ++i) {
-        if (t + i >= end) continue;
-        f(t + i, from[i].x, from[i].h);
-        LONGSCAN_UNROLL
-        for (int j = 0; j < k; ++j) before[j] = from[i].h[j];
-      }
-      t += ahead;
+      for (int i = 0; i < ahead; ++i) take(from[i]);
     };
-    fill(a, t);
+    std::int64_t batches = (end - t) / ahead;
+    if (batches > 0) fill(a);
+    for (; batches > 2; batches -= 2) fill(b), go(a), fill(a), go(b);
+    if (batches == 2) fill(b), go(a), go(b);
+    if (batches == 1) go(a);
     while (t < end) {
-      fill(b, t + ahead), go(a);
-      if (t >= end) break;
-      fill(a, t + ahead), go(b);
+      load(p, at, a[0]);
+      take(a[0]);
     }
   }
 };
@@ -157,20 +163,29 @@ struct LaneVerdict {
   KOKKOS_INLINE_FUNCTION explicit LaneVerdict(const SweepOptions& o)
       : limit(static_cast<T>(o.limit)), rounding(static_cast<T>(o.rounding)) {}
   KOKKOS_INLINE_FUNCTION void token(std::int64_t t, const T* minus_r, const T* h) {
-    T largest = 0;
-    bool lost = false, bad = false;
+    bool small = true;
     LONGSCAN_UNROLL
     for (int i = 0; i < k; ++i) {
       const T size = minus_r[i] < T(0) ? -minus_r[i] : minus_r[i];
-      lost = lost || is_non_finite(minus_r[i]), bad = bad || is_non_finite(h[i]);
-      largest = size > largest ? size : largest;
+      small = small && size <= limit;  // what is not a number is not
+      worst = size > worst ? size : worst;
     }
-    if (!bad) squares_here = fused(h[0], h[0], squares_here);
+    if (small) {
+      squares_here = fused(h[0], h[0], squares_here);
+    } else {
+      bool lost = false, bad = false, large = false;
+      LONGSCAN_UNROLL
+      for (int i = 0; i < k; ++i) {
+        const T size = minus_r[i] < T(0) ? -minus_r[i] : minus_r[i];
+        lost = lost || is_non_finite(minus_r[i]), bad = bad || is_non_finite(h[i]);
+        large = large || size > rounding;
+      }
+      if (!bad) squares_here = fused(h[0], h[0], squares_here);
+      v.wrong = t < v.wrong ? t : v.wrong;
+      v.beyond = (lost || large) && t < v.beyond ? t : v.beyond;
+      v.lost = lost && t < v.lost ? t : v.lost, v.bad = bad && t < v.bad ? t : v.bad;
+    }
     if ((t & 7) == 7) v.squares += static_cast<double>(squares_here), squares_here = 0;
-    worst = largest > worst ? largest : worst;
-    v.wrong = (lost || largest > limit) && t < v.wrong ? t : v.wrong;
-    v.beyond = (lost || largest > rounding) && t < v.beyond ? t : v.beyond;
-    v.lost = lost && t < v.lost ? t : v.lost, v.bad = bad && t < v.bad ? t : v.bad;
   }
   KOKKOS_INLINE_FUNCTION SweepVerdict done() {
     v.squares += static_cast<double>(squares_here);
