@@ -296,7 +296,10 @@ class Answers(NewtonCommand):
             for i in range(3):
                 self.close(f[f"demo_{i}/h"][()], network("lstm", w, x[i])[0], 1e-9)
         with open(report) as f:
-            verdict = json.load(f)["newton"]
+            said = json.load(f)
+        verdict = said["newton"]
+        self.assertGreater(said["projection_seconds"], 0)
+        self.assertLessEqual(said["projection_seconds"], said["seconds"]["solve"])
         for field in ("status", "iterations", "residual_history", "converged_prefix", "error_bound", "lyapunov",
                       "log_amplification", "method_used"):
             self.assertIn(field, verdict)
@@ -402,6 +405,8 @@ class Tools(NewtonCommand):
                 for field in ("median_ms", "min_ms", "max_ms", "runs", "floor_ms", "iterations", "ns_per_token_channel"):
                     self.assertIn(field, row)
                 self.assertLess(row["error"], 1e-4)
+                self.assertGreater(row["projection_ms"], 0)
+                self.assertLess(row["projection_ms"], row["max_ms"])
             self.assertEqual(rows["auto"]["ranks"], ranks)
         out, _ = self.succeed(*words, "--cell", "paragru", "--recurrent-scale", "4")
         self.assertRegex(out, r"auto .* 0\.0e\+00")
