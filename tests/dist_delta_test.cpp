@@ -93,12 +93,16 @@ TEST_F(DistDelta, SixteenBitProducts) {
   };
   int residue = 0;
   for (const Sizes& size : {Sizes{128, 128}, Sizes{64, 64}, Sizes{72, 104}, Sizes{128, 136}, Sizes{64, 256}})
-    for (Decay decay : {Decay::none, Decay::head})
+    for (Decay decay : all_decays)
       for (DType type : {DType::f16, DType::bf16}) {
+        const bool channel = decay == Decay::channel;
         Recipe r;
         r.tokens = (tensor ? 2100 : 150) + (residue += 7), r.d_key = size.K, r.d_value = size.V, r.heads = 2;
-        r.decay = decay, r.type = type, r.rule = all_rules[residue % 2], r.eta = residue % 3 == 0;
-        r.gate_type = residue % 2 == 0 ? type : DType::f64, r.initial_states = true, r.key_heads = residue % 2 + 1;
+        r.decay = decay, r.type = type, r.rule = all_rules[channel ? 0 : residue % 2], r.eta = residue % 3 == 0;
+        r.gate_type = residue % 2 == 0 ? type
+                      : channel        ? DType::f32
+                                       : DType::f64,
+        r.initial_states = true, r.key_heads = residue % 2 + 1;
         Case c = test::make_case(r);
         c.options.precision = Precision::bf16, c.output = type;
         const Solution got = check(c, "plain");

@@ -27,10 +27,10 @@ hopper::Type type_of(DType type) {
 }
 
 hopper::TokenVectors vectors(const TokenArray& x) { return {x.data, x.token_stride, x.head_stride}; }
-/// float64 numbers are converted before a launch.
-hopper::TokenScalars scalars(const TokenArray& x) {
+/// float64 numbers a token and head are converted before a launch.
+hopper::TokenScalars scalars(const TokenArray& x, bool converted = true) {
   if (!x) return {};
-  return {x.data, type_of(x.type == DType::f64 ? DType::f32 : x.type), x.token_stride, x.head_stride};
+  return {x.data, type_of(x.type == DType::f64 && converted ? DType::f32 : x.type), x.token_stride, x.head_stride};
 }
 
 /// [T,H] numbers as float32, dense.
@@ -55,7 +55,9 @@ hopper::Pass describe(const DeltaPass<float>& pass) {
   }
   p.scale = static_cast<float>(pass.rules.scale);
   p.d_key = pass.rules.d_key, p.d_value = pass.rules.d_value;
-  p.log_decay = scalars(pass.in.log_decay), p.erase_undecayed = pass.rules.undecayed && pass.in.log_decay;
+  p.channel_decay = pass.rules.channel_decay;
+  p.log_decay = scalars(pass.in.log_decay, !p.channel_decay);
+  p.erase_undecayed = pass.rules.undecayed && pass.in.log_decay;
   return p;
 }
 
@@ -215,9 +217,9 @@ bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
   square.d_value = r.d_key, square.v = p.k;
   const std::vector<Tile> tiles = tiles_of(r.d_value);
   return r.chunk == 64 && !r.dplr && !r.normalize_keys && !r.round_to_bf16 && r.inverse == Inverse::forward &&
-         r.half_operands && !r.channel_decay && in.log_decay.heads_per_stored == 1 &&
-         !(r.outputs && pass.state_every > 0) && size_of(in.k.type) == 2 && in.v.type == in.k.type &&
-         in.v.heads_per_stored == 1 && in.beta.heads_per_stored == 1 && (!in.eta || in.eta.heads_per_stored == 1) &&
+         r.half_operands && in.log_decay.heads_per_stored == 1 && !(r.outputs && pass.state_every > 0) &&
+         size_of(in.k.type) == 2 && in.v.type == in.k.type && in.v.heads_per_stored == 1 &&
+         in.beta.heads_per_stored == 1 && (!in.eta || in.eta.heads_per_stored == 1) &&
          (!r.outputs || (in.q.type == in.k.type && in.q.heads_per_stored == in.k.heads_per_stored && pass.out.data &&
                          pass.out.type == in.k.type)) &&
          std::all_of(tiles.begin(), tiles.end(),
@@ -228,8 +230,9 @@ bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
 }
 
 int DeltaTensor::side_by_side(const DeltaPass<float>& pass) {
+  const DeltaRules& r = pass.rules;
   return properties().multiProcessorCount *
-         hopper::tasks_at_once(pass.rules.d_key, tiles_of(pass.rules.d_value).front().columns);
+         hopper::tasks_at_once(r.d_key, tiles_of(r.d_value).front().columns, r.channel_decay);
 }
 
 void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks) {
@@ -262,7 +265,7 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
   hopper::Pass p = describe(pass);
   m.narrow(space, pass, pass.in.beta, m.beta, p.beta);
   m.narrow(space, pass, pass.in.eta, m.eta, p.eta);
-  m.narrow(space, pass, pass.in.log_decay, m.log_decay, p.log_decay);
+  if (!p.channel_decay) m.narrow(space, pass, pass.in.log_decay, m.log_decay, p.log_decay);
   p.tasks = m.device_tasks.data(), p.counts = m.device_counts.data();
   if (pass.rules.map && tiles.size() == 1 && K == pass.rules.d_value) {  // P and L side by side
     p.task_count = static_cast<std::int32_t>(total);

@@ -6,7 +6,7 @@
 //
 //     S_t = S_(t-1) D_t (I - beta_t k_t k_tᵀ) + eta_t v_t k_tᵀ,   o_t = scale S_t q_t
 //
-// D_t is one decay a head, e^log_decay, or 1.
+// D_t is one decay a head or a channel, e^log_decay, or 1.
 //
 // Products have fp16 operands and fp32 sums, the state is fp32, the inverse of a chunk is fp32 or hi + lo halves. bf16
 // inputs are converted to fp16: exact for 6e-5 <= |x| <= 65504. What overflows ends as infinity or NaN in the state or
@@ -26,7 +26,7 @@ struct TokenVectors {
   std::int64_t token_stride = 0, head_stride = 0;
 };
 
-/// Element [t][h]; none: not there.
+/// Element [t][h], or [t][h][i] behind it; none: not there.
 struct TokenScalars {
   const void* data = nullptr;
   Type type = Type::none;
@@ -75,7 +75,8 @@ struct Pass {
   Counts* counts = nullptr;                 ///< on the device, one a task; nullptr: not wanted
   std::int32_t d_key = 128, d_value = 128;  ///< of 64 to 128; what is not 64 or 128 is padded on chip
   TokenScalars log_decay;                   ///< natural logarithms, <= 0, also -infinity (forgets all); none: no decay
-  bool erase_undecayed = false;  ///< with log_decay: S (D - beta k kᵀ) for S D (I - beta k kᵀ), D = e^log_decay
+  bool channel_decay = false;  ///< log_decay[t][h] has a number a channel; rows must start at multiples of 16 bytes
+  bool erase_undecayed = false;  ///< with log_decay a head: S (D - beta k kᵀ) for S D (I - beta k kᵀ), D = e^log_decay
   /// Says that tasks 2i and 2i + 1 have the same begin, end, head and probe_at (a map's P and L, say), so that they
   /// could share their work on the keys. Without effect so far.
   bool paired = false;
@@ -101,7 +102,7 @@ struct Chain {
 cudaError_t run_chains(const Chain* chains, int count, cudaStream_t stream, int d_key = 128, int d_value = 128);
 
 /// Tasks that one multiprocessor works on at a time: `plan_segments` wants their number in all.
-int tasks_at_once(int d_key, int d_value);
+int tasks_at_once(int d_key, int d_value, bool channel_decay = false);
 
 /// How one head's T tokens are cut so that every multiprocessor (every place for a task) has one segment.
 struct Segments {
@@ -111,6 +112,7 @@ struct Segments {
 #ifdef LONGSCAN_HOPPER_PROFILE
 /// Cycles by role and place, of CTA 0, since the last call.
 void print_profile();
+void print_channel_profile();
 #endif
 
 Segments plan_segments(std::int64_t tokens, int heads, int multiprocessors);

@@ -106,9 +106,20 @@ __device__ __forceinline__ void prefetch_box(const void* map, int x, int y, int 
                : "memory");
 }
 
+/// Asks for memory to be in L2 soon; both are multiples of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ uint4 load16(std::uint32_t from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
+  return v;
+}
+
+__device__ __forceinline__ std::uint32_t load4(std::uint32_t from) {
+  std::uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from));
   return v;
 }
 
@@ -167,6 +178,11 @@ __device__ __forceinline__ void store_matrices(std::uint32_t to, const std::uint
                : "memory");
 }
 
+/// Two of them; lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void store_two_matrices(std::uint32_t to, std::uint32_t m0, std::uint32_t m1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(m0), "r"(m1) : "memory");
+}
+
 __device__ __forceinline__ void store_matrices_transposed(std::uint32_t to, const std::uint32_t (&m)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(m[0]), "r"(m[1]),
                "r"(m[2]), "r"(m[3])
@@ -215,7 +231,22 @@ __device__ __forceinline__ std::uint32_t bf16_to_half(std::uint32_t x) {
   return pack_half(f.x, f.y);
 }
 
-// ---- mma.sync (the inverse) ----
+// ---- two halves ----
+
+__device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+/// a · b + c, rounded once.
+__device__ __forceinline__ std::uint32_t multiply_add_halves(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// ---- mma.sync (the inverse, decays a channel) ----
 
 __device__ __forceinline__ void mma_16x8x16(float* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   asm volatile(
@@ -223,6 +254,26 @@ __device__ __forceinline__ void mma_16x8x16(float* d, const std::uint32_t (&a)[4
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Operands as they came.
+template <bool Bf16>
+__device__ __forceinline__ void mma_16x8x16_of(float* d, std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                               std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+  if constexpr (Bf16)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    mma_16x8x16(d, {a0, a1, a2, a3}, b0, b1);
+}
+
+__device__ __forceinline__ void mma_16x8x8(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(b));
 }
 
 // ---- wgmma ----
