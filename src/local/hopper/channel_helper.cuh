@@ -14,7 +14,7 @@
 //   2. Pairs of blocks are products of these tiles, with the decay of the blocks between.
 //   3. The tiles get the decay of the blocks before (K̂, Q̂) and after (K~).
 // There are two stages, one for each helper. The state leaves q, k, v early, so that those of the next chunk but one
-// are there when the helper has done with a chunk, and the rest at the chunk's end (the barrier of an empty M).
+// are there when the helper has done with a chunk, and K~, T and M at the chunk's end; there the logarithms come.
 #include "local/hopper/kernel_parts.cuh"
 
 namespace longscan::hopper {
@@ -22,17 +22,15 @@ namespace {
 
 // ---- logarithms of the decays ----
 
-__device__ __forceinline__ void load_words(std::uint32_t (&x)[4], const char* at) {
-  const uint4 v = *reinterpret_cast<const uint4*>(at);
+__device__ __forceinline__ void load_words(std::uint32_t (&x)[4], std::uint32_t at) {
+  const uint4 v = load16(at);
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
-__device__ __forceinline__ void load_words(std::uint32_t (&x)[2], const char* at) {
-  const uint2 v = *reinterpret_cast<const uint2*>(at);
-  x[0] = v.x, x[1] = v.y;
+__device__ __forceinline__ void load_words(std::uint32_t (&x)[2], std::uint32_t at) {
+  const float2 v = load_float2(at);
+  x[0] = __float_as_uint(v.x), x[1] = __float_as_uint(v.y);
 }
-__device__ __forceinline__ void load_words(std::uint32_t (&x)[1], const char* at) {
-  x[0] = *reinterpret_cast<const std::uint32_t*>(at);
-}
+__device__ __forceinline__ void load_words(std::uint32_t (&x)[1], std::uint32_t at) { x[0] = load4(at); }
 
 constexpr float log2_e = 1.44269504f;
 
@@ -49,35 +47,28 @@ __device__ __forceinline__ void unpack_gates(float (&x)[Channels], const std::ui
     }
 }
 
-/// The log2 of the decay of each channel in this warp's block of tokens, of which there are `rows`; `at` is its first.
+/// The log2 of the decay of each channel in this warp's block of tokens.
 template <class C>
-__device__ __forceinline__ void sum_decays(bool bf16, const char* at, std::int64_t step, int rows, int d_key,
-                                           std::uint32_t scratch, int warp, int lane) {
+__device__ __forceinline__ void sum_decays(bool bf16, std::uint32_t smem, int stage, std::uint32_t scratch, int warp,
+                                           int lane) {
   constexpr int channels = C::K / 32, words = channels * C::gate_bytes / 4;
   float sum[channels] = {};
-  const int c = channels * lane;
-  if (c < d_key) {
-    at += C::gate_bytes * c;
+  const int byte = 4 * words * lane, piece = (byte >> 4) & 7;
+  const std::uint32_t rows = gate_panel<C>(smem, stage, byte >> 7) + 2048 * warp + (byte & 15);
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t x[8][words];
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t x[8][words];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 8; ++i) load_words(x[i], rows + 1024 * half + swizzled(i, piece));
 #pragma unroll
-        for (int e = 0; e < words; ++e) x[i][e] = 0;
-        if (8 * half + i < rows) load_words(x[i], at + i * step);
-      }
-      at += 8 * step;
+    for (int i = 0; i < 8; ++i) {
+      float g[channels];
+      unpack_gates(g, x[i], bf16);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float g[channels];
-        unpack_gates(g, x[i], bf16);
-#pragma unroll
-        for (int e = 0; e < channels; ++e) sum[e] += g[e];
-      }
+      for (int e = 0; e < channels; ++e) sum[e] += g[e];
     }
   }
-  const std::uint32_t to = scratch + C::sums + (warp * C::K + c) * 4;
+  const std::uint32_t to = scratch + C::sums + (warp * C::K + channels * lane) * 4;
 #pragma unroll
   for (int i = 0; i < channels; i += 2) store_float2(to + 4 * i, log2_e * sum[i], log2_e * sum[i + 1]);
 }
@@ -185,36 +176,40 @@ __device__ __forceinline__ std::uint32_t scaled(std::uint32_t x, float a, float 
   return pack_half(f.x * a, f.y * b);
 }
 
-/// Step 1 of the above. `at`, `flip` as above; `gate` where this thread's first token and
-/// channels have their logarithms, `step8` bytes before those of the other token; tokens from `rows` on do not decay.
+/// Step 1 of the above. `at`, `flip` as above.
 template <class C, bool Bf16, bool Outputs>
 __device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t at, int flip, bool bf16,
-                                               const char* gate, std::int64_t step8, int rows, int d_key, int lane) {
+                                               std::uint32_t smem, int stage, int warp, int lane) {
   const bool second = lane & 4, third = lane & 8, fourth = lane & 16;  // this token is behind the cut
-  std::uint32_t bits[2][C::gate_bytes / 2];
-  const auto load = [&](bool any) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (std::uint32_t& x : bits[i]) x = 0;
-      if (any && (lane >> 2) + 8 * i < rows) load_words(bits[i], gate + i * step8);
+  const std::uint32_t row = (16 * warp + (lane >> 2)) * 128 + 8 * (lane & 1);
+  std::uint32_t next[4], bits[2][C::gate_bytes / 2];  // of the next channels
+  const auto place_of = [&](int j) { return (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4); };
+  const auto load = [&](int j) {
+    const std::uint32_t place = place_of(j);
+    load_matrices(next, at + place);
+    if constexpr (C::gate_bytes == 2) {
+      load_two_matrices(bits[0][0], bits[1][0], at + place + (C::at_late_K - C::at_K));
+    } else {
+      const int piece = (2 * (j & 3) + ((lane >> 1) & 1)) ^ (lane >> 2);
+      const std::uint32_t from = gate_panel<C>(smem, stage, j >> 2) + row + (piece << 4);
+      load_words(bits[0], from);
+      load_words(bits[1], from + 1024);
     }
-    gate += 8 * C::gate_bytes;
   };
-  load(true);
+  load(0);
 #pragma unroll 1
   for (int j = 0; j < C::K / 8; ++j) {
-    std::uint32_t x[4];
-    const std::uint32_t place = (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4);
-    load_matrices(x, at + place);
-    float d[4];  // token r, two channels; token r + 8
+    std::uint32_t x[4] = {next[0], next[1], next[2], next[3]};
+    const std::uint32_t place = place_of(j);
+    const std::uint32_t late = at + place + (C::at_late_K - C::at_K);  // of lanes 0 to 15
+    float d[4];                                                        // token r, two channels; token r + 8
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float g[2];
       unpack_gates(g, bits[i], bf16);
       d[2 * i] = power_of_two(log2_e * g[0]), d[2 * i + 1] = power_of_two(log2_e * g[1]);
     }
-    load(8 * (j + 1) < d_key);
+    load((j + 1) & (C::K / 8 - 1));
     if (Bf16)
 #pragma unroll
       for (int i = 0; i < (Outputs ? 4 : 2); ++i) x[i] = bf16_to_half(x[i]);
@@ -256,8 +251,7 @@ __device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t a
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) since[2 + i] *= all[i], until[i] *= all[2 + i];
-    store_two_matrices(at + place + (C::at_late_K - C::at_K), scaled(x[0], until[0], until[1]),
-                       scaled(x[1], until[2], until[3]));
+    store_two_matrices(late, scaled(x[0], until[0], until[1]), scaled(x[1], until[2], until[3]));
     x[0] = scaled(x[0], since[0], since[1]), x[1] = scaled(x[1], since[2], since[3]);
     if constexpr (Outputs) {
       x[2] = scaled(x[2], since[0], since[1]), x[3] = scaled(x[3], since[2], since[3]);
@@ -314,7 +308,7 @@ __device__ __forceinline__ void pair_products(std::uint32_t scratch, std::uint32
   float a[8] = {}, b[8] = {};
   const std::uint32_t row = (lane & 15) * 128, left = 2048 * i + row, right = 2048 * j + row;
   const std::uint32_t decay = factor_row<C>(scratch, factor) + 4 * (lane & 3);
-#pragma unroll 2
+#pragma unroll 4
   for (int s = 0; s < C::K / 16; ++s) {
     const std::uint32_t place = (s >> 2) * panel_bytes + ((((2 * s + (lane >> 4)) & 7) ^ (lane & 7)) << 4);
     std::uint32_t k[4], q[4], x[4];
@@ -397,75 +391,84 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Task
   const std::uint32_t keys = smem + C::at_K + w * C::key_bytes, queries = smem + C::at_Q + w * C::key_bytes;
   const std::uint32_t late = smem + C::at_late_K + w * C::key_bytes;
   const std::uint32_t scalars = smem + C::at_scalars + w * C::scalar_bytes;
-  const std::uint32_t T = smem + C::at_T + w * square_bytes, M = smem + C::at_M + w * square_bytes;
+  const std::uint32_t T = smem + C::at_T + w * C::slot_bytes, M = smem + C::at_M + w * C::slot_bytes;
   const bool bf16 = pass.log_decay.type == Type::bf16;
-  const auto gate_row = [&](int c, int row) {
-    const std::int64_t element =
-        (chunks.first(c) + row) * pass.log_decay.token_stride + head * pass.log_decay.head_stride;
-    return static_cast<const char*>(pass.log_decay.data) + element * C::gate_bytes;
+  std::uint32_t beta_bits = 0, eta_bits = 0;  // of this thread's token, a chunk ahead
+  const auto load_scalars = [&](int c) {
+    beta_bits = 0, eta_bits = 0;
+    if (c >= chunks.count || tid >= chunks.size(c)) return;
+    const std::int64_t t = chunks.first(c) + tid;
+    beta_bits = scalar_bits(pass.beta, t * pass.beta.token_stride + head * pass.beta.head_stride);
+    if (pass.eta.data) eta_bits = scalar_bits(pass.eta, t * pass.eta.token_stride + head * pass.eta.head_stride);
   };
+  load_scalars(w);
   std::uint32_t phase = 0;
   Marks marks(tid == 0 && w == 0);
 #pragma unroll 1
   for (int c = w; c < chunks.count; c += 2, phase ^= 1) {
-    const int n = chunks.size(c);
-    {
-      const std::int64_t step = pass.log_decay.token_stride * C::gate_bytes;
-      sum_decays<C>(bf16, gate_row(c, 16 * warp), step, n - 16 * warp, pass.d_key, scratch, warp, fresh(tid) & 31);
-    }
-    std::uint32_t beta_bits = 0, eta_bits = 0;
-    if (tid < n) {
-      const std::int64_t t = chunks.first(c) + tid;
-      beta_bits = scalar_bits(pass.beta, t * pass.beta.token_stride + head * pass.beta.head_stride);
-      if (pass.eta.data) eta_bits = scalar_bits(pass.eta, t * pass.eta.token_stride + head * pass.eta.head_stride);
-    }
-    marks.mark(0);
     barrier_wait(bar.arrived(w), phase);
-    marks.mark(1);
+    marks.mark(0);
     if (tid < chunk) {
       const float beta = scalar(pass.beta.type, beta_bits);
       store_float2(scalars + tid * 8, beta, pass.eta.data ? scalar(pass.eta.type, eta_bits) : beta);
     }
+    const int n = chunks.size(c);
     if (n < chunk) {  // what follows belongs to others
+      barrier_wait(bar.gates(w), phase);
+      const auto clear = [&](std::uint32_t panel) {
+        for (int i = fresh(tid); i < 512; i += 128)
+          if ((i >> 3) >= n) store16(panel + 16 * i, make_uint4(0, 0, 0, 0));
+      };
 #pragma unroll 1
-      for (int i = fresh(tid); i < 64 * (C::K > C::V ? C::K : C::V) / 8; i += 128)
-        if (((i >> 3) & 63) >= n) {
-          if (i < 8 * C::K) store16(keys + 16 * i, make_uint4(0, 0, 0, 0));
-          if (i < 8 * C::K && Outputs) store16(queries + 16 * i, make_uint4(0, 0, 0, 0));
-          if (i < 8 * C::V) store16(smem + C::at_V + w * C::value_bytes + 16 * i, make_uint4(0, 0, 0, 0));
-        }
+      for (int p = 0; p < C::K / 64; ++p) {
+        clear(keys + p * panel_bytes);
+        if (Outputs) clear(queries + p * panel_bytes);
+      }
+#pragma unroll 1
+      for (int p = 0; p < C::V / 64; ++p) clear(smem + C::at_V + w * C::value_bytes + p * panel_bytes);
+#pragma unroll 1
+      for (int p = 0; p < C::K * C::gate_bytes / 128; ++p) clear(gate_panel<C>(smem, w, p));
     }
     named_barrier<128>(3 + w);  // and all of the chunk before is done
-    marks.mark(2);
+    marks.mark(1);
     {
       const int lane = fresh(tid) & 31, row = 16 * warp + (lane & 15);
       const std::uint32_t at = (Outputs && lane >= 16 ? queries : keys) + 128 * row;
       const int breaches = diagonal_products<C, Bf16, Outputs>(at, lane & 7, scalars + 8 * 16 * warp,
                                                                scratch + C::diagonal + 4 * 16 * warp, lane);
       if (breaches && counts) atomicAdd(&counts->breaches, breaches);
-      barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
-      if (c + 2 < chunks.count && tid < chunks.size(c + 2))
-        prefetch_bytes(gate_row(c + 2, tid), pass.d_key * C::gate_bytes);
-      if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
+      marks.mark(2);
+      barrier_wait(bar.gates(w), phase);  // and the state has left everything of two chunks before
       marks.mark(3);
+      sum_decays<C>(bf16, smem, w, scratch, warp, lane);
+      named_barrier<128>(3 + w);
+      if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
+      marks.mark(4);
       BlockProducts p;
-      block_products<C, Bf16, Outputs>(
-          p, at, lane & 7, bf16, gate_row(c, 16 * warp + (lane >> 2)) + 2 * (lane & 3) * C::gate_bytes,
-          8 * pass.log_decay.token_stride * C::gate_bytes, n - 16 * warp, pass.d_key, lane);
+      block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, smem, w, warp, lane);
       __syncwarp();
+      if constexpr (C::gate_bytes == 4) {  // zero above the diagonal blocks again
+#pragma unroll
+        for (int i = 0; i < 16; i += 4)
+          if ((lane & 7) >= 2 * warp + 2) {
+            const std::uint32_t to = T + 2048 * warp + swizzled((lane >> 3) + i, lane & 7);
+            store16(to, make_uint4(0, 0, 0, 0));
+            store16(to + square_bytes, make_uint4(0, 0, 0, 0));
+          }
+      }
       store_diagonal<C, Outputs>(p, scratch, scalars, M, warp, lane);
     }
-    marks.mark(4);
-    named_barrier<128>(3 + w);
     marks.mark(5);
+    named_barrier<128>(3 + w);
+    marks.mark(6);
     all_pairs<C, Outputs>(scratch, keys, queries, late, scalars, M, warp, fresh(tid) & 31);
     if constexpr (Outputs) {
       fence_for_tensor_cores();
       barrier_arrive(bar.m_full(w));
     }
-    marks.mark(6);
-    named_barrier<128>(3 + w);  // the tiles have been read
     marks.mark(7);
+    named_barrier<128>(3 + w);  // the tiles have been read
+    marks.mark(8);
     {
       const int lane = fresh(tid) & 31;
       if (warp > 0) {
@@ -476,15 +479,16 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Task
     }
     fence_for_tensor_cores();
     barrier_arrive(bar.full(w));
-    marks.mark(8);
-    invert_diagonal<C>(scratch, warp, fresh(tid) & 31);
     marks.mark(9);
-    named_barrier<128>(3 + w);
+    invert_diagonal<C>(scratch, warp, fresh(tid) & 31);
+    load_scalars(c + 2);
     marks.mark(10);
+    named_barrier<128>(3 + w);
+    marks.mark(11);
     merge<C>(scratch, T, warp, fresh(tid) & 31);
     fence_for_tensor_cores();
     barrier_arrive(bar.t_full(w));
-    marks.mark(11);
+    marks.mark(12);
   }
 }
 

@@ -108,6 +108,13 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       load_chunk<C, Outputs>(maps, head / pass.group, head, has_values, static_cast<int>(chunks.first(c + C::stages)),
                              smem, bar.arrived(stage), stage);
   };
+  // the same for K~, T, M, where decays a channel come
+  const auto leave_slot = [&](int stage, int c) {
+    constexpr unsigned warps = 4 * C::states;
+    if ((count_up(smem + C::at_left + 4 * (C::stages + stage)) & (warps - 1)) == warps - 1 &&
+        c + C::stages < chunks.count)
+      load_gates<C>(maps, head, static_cast<int>(chunks.first(c + C::stages)), smem, bar.gates(stage), stage);
+  };
 
   Ring<C::stages> stage;
   Ring<slots> slot;
@@ -154,7 +161,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     marks.mark(22);
     float early[16], late[16];  // X of the first and of the last 32 tokens
     {                           // X = R Tᵀ; the later tokens' block of T is zero for the first half of the tokens
-      const std::uint64_t t = row_descriptor(smem + C::at_T + slot.slot * square_bytes);
+      const std::uint64_t t = row_descriptor(smem + C::at_T + slot.slot * C::slot_bytes);
       products_fence();
       product_n32<true>(early, Xh, t);
       product_n32<true>(late, Xh, advance(t, 4096));
@@ -188,7 +195,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     marks.mark(23);
     hold(early);
     hold(late);
-    if (lane == 0) barrier_arrive(bar.t_empty(slot.slot));
+    if (!C::channel && lane == 0) barrier_arrive(bar.t_empty(slot.slot));
     if constexpr (Outputs || !head_decay) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -224,7 +231,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     if constexpr (Outputs) {
       barrier_wait(bar.m_full(slot.slot), slot.phase);
       products_fence();
-      const std::uint64_t m = row_descriptor(smem + C::at_M + slot.slot * square_bytes);
+      const std::uint64_t m = row_descriptor(smem + C::at_M + slot.slot * C::slot_bytes);
 #pragma unroll
       for (int s = 0; s < 4; ++s) product_n64<false>(O, Xh + 4 * s, advance(m, s * 32));
       products_commit();
@@ -234,7 +241,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     }
     marks.mark(24);
     hold(S);
-    [[maybe_unused]] const int done_stage = stage.slot;
+    const int done_stage = stage.slot;
     stage.next();
     pack(Sh, S);
     hold(Sh);
@@ -242,13 +249,15 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       products_wait<0>();
       hold(O);
     }
-    if (Outputs || C::channel)
-      if (lane == 0) barrier_arrive(bar.m_empty(slot.slot));
-    if constexpr (!C::channel) {
-      __syncwarp();  // all lanes have read
-      if (lane == 0) leave(done_stage, c);
-      __syncwarp();
+    if (!C::channel && Outputs && lane == 0) barrier_arrive(bar.m_empty(slot.slot));
+    __syncwarp();  // all lanes have read
+    if (lane == 0) {
+      if constexpr (C::channel)
+        leave_slot(done_stage, c);
+      else
+        leave(done_stage, c);
     }
+    __syncwarp();
     marks.mark(25);
     // after the last chunk the product is of no use, and of an old tile, but the loop stays simple
     if (c + 1 < chunks.count) barrier_wait(bar.full(stage.slot), stage.phase);
@@ -309,23 +318,26 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::stages; ++s) {
       barrier_init(bar.full(s), 128), barrier_init(bar.arrived(s), 1);
-      store4(smem + C::at_left + 4 * s, 0);
+      store4(smem + C::at_left + 4 * s, 0), store4(smem + C::at_left + 4 * (C::stages + s), 0);
     }
     for (int s = 0; s < slots; ++s) {
-      barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), 4 * C::states);
+      barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), C::channel ? 1 : 4 * C::states);
       barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), 4 * C::states);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   // the blocks of T and M above the diagonal stay zero, and V where there is none
-  for (int i = threadIdx.x; i < (C::stages * C::value_bytes + 2 * slots * square_bytes) / 16; i += C::threads)
+  for (int i = threadIdx.x; i < (C::stages * C::value_bytes + slots * C::slot_bytes) / 16; i += C::threads)
     store16(smem + C::at_V + 16 * i, make_uint4(0, 0, 0, 0));
   fence_for_tensor_cores();
   __syncthreads();
   if (threadIdx.x == 0)
-    for (int c = 0; c < min(C::stages, chunks.count); ++c)
+    for (int c = 0; c < min(C::stages, chunks.count); ++c) {
+      if constexpr (C::channel)
+        load_gates<C>(maps, task.head, static_cast<int>(chunks.first(c)), smem, bar.gates(c), c);
       load_chunk<C, Outputs>(maps, task.head / pass.group, task.head, !(task.flags & without_values),
                              static_cast<int>(chunks.first(c)), smem, bar.arrived(c), c);
+    }
   __syncwarp();
   const int role = __shfl_sync(0xffffffffu, threadIdx.x >> 7, 0);  // the same in a warp, and known to be
   if (role < C::helpers) {
@@ -343,9 +355,10 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
   }
 }
 
-/// The tensor map of [tokens, heads, width] elements of 16 bits, in boxes of 64 tokens and 64 columns; what lies beyond
-/// is read as zero.
-cudaError_t make_map(CUtensorMap* map, const TokenVectors& x, std::int64_t tokens, int heads, int width) {
+/// The tensor map of [tokens, heads, width] elements of `bytes` bytes, in boxes of 64 tokens and 128 bytes; what lies
+/// beyond is read as zero.
+cudaError_t make_map(CUtensorMap* map, const TokenVectors& x, std::int64_t tokens, int heads, int width,
+                     int bytes = 2) {
   static const auto encode = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -355,12 +368,13 @@ cudaError_t make_map(CUtensorMap* map, const TokenVectors& x, std::int64_t token
   if (!encode) return cudaErrorNotSupported;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(heads),
                               static_cast<cuuint64_t>(tokens)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(x.head_stride) * 2,
-                                static_cast<cuuint64_t>(x.token_stride) * 2};
-  const cuuint32_t box[] = {64, 1, chunk}, steps[] = {1, 1, 1};
-  const CUresult r = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(x.data), sizes, strides, box,
-                            steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(x.head_stride) * bytes,
+                                static_cast<cuuint64_t>(x.token_stride) * bytes};
+  const cuuint32_t box[] = {128u / bytes, 1, chunk}, steps[] = {1, 1, 1};
+  const CUresult r =
+      encode(map, bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16 : CU_TENSOR_MAP_DATA_TYPE_UINT32, 3,
+             const_cast<void*>(x.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -371,6 +385,10 @@ cudaError_t launch(const Pass& pass, cudaStream_t stream) {
   cudaError_t error = make_map(&maps.k, pass.k, pass.tokens, shared_heads, pass.d_key);
   if (error == cudaSuccess) error = make_map(&maps.v, pass.v, pass.tokens, pass.heads, pass.d_value);
   if (error == cudaSuccess && Outputs) error = make_map(&maps.q, pass.q, pass.tokens, shared_heads, pass.d_key);
+  if constexpr (C::channel) {
+    const TokenVectors gates = {pass.log_decay.data, pass.log_decay.token_stride, pass.log_decay.head_stride};
+    if (error == cudaSuccess) error = make_map(&maps.gates, gates, pass.tokens, pass.heads, pass.d_key, C::gate_bytes);
+  }
   // once a kernel and device would do; the call costs about a microsecond
   const auto kernel = delta_kernel<C, Bf16, Outputs, Decay>;
   if (error == cudaSuccess)

@@ -106,11 +106,6 @@ __device__ __forceinline__ void prefetch_box(const void* map, int x, int y, int 
                : "memory");
 }
 
-/// Asks for memory to be in L2 soon; both are multiples of 16.
-__device__ __forceinline__ void prefetch_bytes(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 __device__ __forceinline__ uint4 load16(std::uint32_t from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
@@ -163,6 +158,11 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&m)[4], std::uint32
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(from)
                : "memory");
+}
+
+/// Two of them; lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void load_two_matrices(std::uint32_t& m0, std::uint32_t& m1, std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(m0), "=r"(m1) : "r"(from) : "memory");
 }
 
 __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&m)[4], std::uint32_t from) {

@@ -54,8 +54,10 @@ struct Shape {
   static constexpr int at_Q = at_K + stages * key_bytes;
   static constexpr int at_V = at_Q + stages * key_bytes;
   static constexpr int at_T = at_V + stages * value_bytes;
-  static constexpr int at_M = at_T + slots * square_bytes;
-  static constexpr int at_O = at_M + slots * square_bytes;
+  // T and M of a slot side by side: with decays a channel their logarithms come here
+  static constexpr int slot_bytes = 2 * square_bytes;
+  static constexpr int at_M = at_T + square_bytes;
+  static constexpr int at_O = at_T + slots * slot_bytes;
   static constexpr int at_late_K = at_O + states * panel_bytes;  // see channel_helper.cuh
   static constexpr int at_scratch = at_late_K + (channel ? stages * key_bytes : 0);
   // scratch of a helper
@@ -77,7 +79,7 @@ struct Shape {
   static constexpr int decay_bytes = channel ? K * 4 : chunk * 8 + 16;
   static constexpr int at_barriers = at_decays + stages * decay_bytes;
   static constexpr int at_left = at_barriers + 8 * (2 * stages + 4 * slots);  // counts of warps that left a stage
-  static constexpr int total = at_left + 4 * stages;
+  static constexpr int total = at_left + 4 * 2 * stages;
   static constexpr int allocated = total + 1024;  // the start is aligned by hand
   static_assert(allocated <= (per_multiprocessor == 1 ? 232448 : 115712));
 };
@@ -111,6 +113,8 @@ struct Barriers {
   __device__ std::uint32_t arrived(int s) const { return base + 8 * (C::stages + s); }
   __device__ std::uint32_t t_full(int s) const { return base + 8 * (2 * C::stages + s); }
   __device__ std::uint32_t t_empty(int s) const { return base + 8 * (2 * C::stages + slots + s); }
+  /// With decays a channel: their logarithms are there.
+  __device__ std::uint32_t gates(int s) const { return t_empty(s); }
   __device__ std::uint32_t m_full(int s) const { return base + 8 * (2 * C::stages + 2 * slots + s); }
   __device__ std::uint32_t m_empty(int s) const { return base + 8 * (2 * C::stages + 3 * slots + s); }
 };
@@ -139,9 +143,9 @@ struct Chunks {
   __device__ int size(int c) const { return min(chunk, (c < to_probe ? before_probe : tokens) - offset(c)); }
 };
 
-/// The tensor maps of q, k and v.
+/// The tensor maps of q, k and v, and of decays a channel.
 struct Maps {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, gates;
 };
 
 /// Starts the load of chunk `c`, by one thread; its stage is empty.
@@ -159,6 +163,25 @@ __device__ __forceinline__ void load_chunk(const Maps& maps, int shared_head, in
 #pragma unroll
     for (int p = 0; p < C::V / 64; ++p)
       copy_box(smem + C::at_V + stage * C::value_bytes + p * panel_bytes, &maps.v, arrived, 64 * p, head, first);
+}
+
+/// Where the logarithms of a chunk's decays a channel lie until the helper replaces them, in panels of 128 bytes a
+/// token: in the place of K~, and those of float32 also in T and M.
+template <class C>
+__device__ __forceinline__ std::uint32_t gate_panel(std::uint32_t smem, int stage, int panel) {
+  return panel < C::K / 64 ? smem + C::at_late_K + stage * C::key_bytes + panel * panel_bytes
+                           : smem + C::at_T + stage * C::slot_bytes + (panel - C::K / 64) * panel_bytes;
+}
+
+/// Starts the load of a chunk's decays a channel, by one thread.
+template <class C>
+__device__ __forceinline__ void load_gates(const Maps& maps, int head, int first, std::uint32_t smem,
+                                           std::uint32_t arrived, int stage) {
+  constexpr int panels = C::K * C::gate_bytes / 128;
+  barrier_arrive_and_expect(arrived, panels * panel_bytes);
+#pragma unroll
+  for (int p = 0; p < panels; ++p)
+    copy_box(gate_panel<C>(smem, stage, p), &maps.gates, arrived, 128 / C::gate_bytes * p, head, first);
 }
 
 /// The bits of an element, to be used later: a conversion here would wait for the load.
