@@ -13,8 +13,9 @@
 //      and k with the decay up to their end, go to shared memory.
 //   2. Pairs of blocks are products of these tiles, with the decay of the blocks between.
 //   3. The tiles get the decay of the blocks before (K̂, Q̂) and after (K~).
-// There are two stages, one for each helper. The state leaves q, k, v early, so that those of the next chunk but one
-// are there when the helper has done with a chunk, and K~, T and M at the chunk's end; there the logarithms come.
+// There are two stages, one for each helper; memory holds no more. The state leaves k and q as soon as it has R and O,
+// and K~, T and M at the chunk's end. There is one place for values, and one for the logarithms, which the helpers need
+// in turn: the one that has made its 16 tokens starts the load for the other.
 #include "local/hopper/kernel_parts.cuh"
 
 namespace longscan::hopper {
@@ -49,12 +50,11 @@ __device__ __forceinline__ void unpack_gates(float (&x)[Channels], const std::ui
 
 /// The log2 of the decay of each channel in this warp's block of tokens.
 template <class C>
-__device__ __forceinline__ void sum_decays(bool bf16, std::uint32_t smem, int stage, std::uint32_t scratch, int warp,
-                                           int lane) {
+__device__ __forceinline__ void sum_decays(bool bf16, std::uint32_t smem, std::uint32_t scratch, int warp, int lane) {
   constexpr int channels = C::K / 32, words = channels * C::gate_bytes / 4;
   float sum[channels] = {};
   const int byte = 4 * words * lane, piece = (byte >> 4) & 7;
-  const std::uint32_t rows = gate_panel<C>(smem, stage, byte >> 7) + 2048 * warp + (byte & 15);
+  const std::uint32_t rows = smem + C::at_gates + (byte >> 7) * panel_bytes + 2048 * warp + (byte & 15);
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     std::uint32_t x[8][words];
@@ -179,59 +179,41 @@ __device__ __forceinline__ std::uint32_t scaled(std::uint32_t x, float a, float 
 /// Step 1 of the above. `at`, `flip` as above.
 template <class C, bool Bf16, bool Outputs>
 __device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t at, int flip, bool bf16,
-                                               std::uint32_t smem, int stage, int warp, int lane) {
+                                               std::uint32_t smem, int warp, int lane) {
   const bool second = lane & 4, third = lane & 8, fourth = lane & 16;  // this token is behind the cut
-  const std::uint32_t row = (16 * warp + (lane >> 2)) * 128 + 8 * (lane & 1);
-  std::uint32_t next[4], bits[2][C::gate_bytes / 2];  // of the next channels
-  const auto place_of = [&](int j) { return (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4); };
-  const auto load = [&](int j) {
-    const std::uint32_t place = place_of(j);
-    load_matrices(next, at + place);
+#pragma unroll 1
+  for (int j = 0; j < C::K / 8; ++j) {
+    const std::uint32_t in_panels = (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4), place = at + in_panels;
+    std::uint32_t x[4], bits[2][C::gate_bytes / 2];
+    load_matrices(x, place);
     if constexpr (C::gate_bytes == 2) {
-      load_two_matrices(bits[0][0], bits[1][0], at + place + (C::at_late_K - C::at_K));
+      load_two_matrices(bits[0][0], bits[1][0], smem + C::at_gates + (16 * warp + (lane & 15)) * 128 + in_panels);
     } else {
-      const int piece = (2 * (j & 3) + ((lane >> 1) & 1)) ^ (lane >> 2);
-      const std::uint32_t from = gate_panel<C>(smem, stage, j >> 2) + row + (piece << 4);
+      const int piece = 2 * (j & 3) + ((lane >> 1) & 1);
+      const std::uint32_t from =
+          smem + C::at_gates + (j >> 2) * panel_bytes + 2048 * warp + swizzled(lane >> 2, piece) + 8 * (lane & 1);
       load_words(bits[0], from);
       load_words(bits[1], from + 1024);
     }
-  };
-  load(0);
-#pragma unroll 1
-  for (int j = 0; j < C::K / 8; ++j) {
-    std::uint32_t x[4] = {next[0], next[1], next[2], next[3]};
-    const std::uint32_t place = place_of(j);
-    const std::uint32_t late = at + place + (C::at_late_K - C::at_K);  // of lanes 0 to 15
-    float d[4];                                                        // token r, two channels; token r + 8
+#pragma unroll
+    for (int i = 0; i < (Outputs ? 4 : 2); ++i)
+      if (Bf16) x[i] = bf16_to_half(x[i]);
+    // decays of token r, two channels, and of token r + 8: since the cut including this token, up to it from after this
+    // token, of all tokens of this side
+    float since[4], until[4], all[4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float g[2];
       unpack_gates(g, bits[i], bf16);
-      d[2 * i] = power_of_two(log2_e * g[0]), d[2 * i + 1] = power_of_two(log2_e * g[1]);
+      all[2 * i] = power_of_two(log2_e * g[0]), all[2 * i + 1] = power_of_two(log2_e * g[1]);
     }
-    load((j + 1) & (C::K / 8 - 1));
-    if (Bf16)
 #pragma unroll
-      for (int i = 0; i < (Outputs ? 4 : 2); ++i) x[i] = bf16_to_half(x[i]);
-    // since the cut including this token, up to it from after this token, of all tokens of this side
-    float since[4], until[4], all[4];
-    {
-      float w[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = second ? d[i] : 1.f;
-      add_level<Outputs>(p.one, x, w, second, 1);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float other = __shfl_xor_sync(0xffffffffu, d[i], 4);
-        all[i] = d[i] * other;
-        since[i] = second ? all[i] : d[i], until[i] = second ? 1.f : other;
-      }
-    }
+    for (int i = 0; i < 4; ++i) since[i] = all[i], until[i] = 1;
     const auto level = [&](float(&acc)[4], bool behind, int distance) {
-      float w[4];
+      float f[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = behind ? since[i] : until[i];
-      add_level<Outputs>(acc, x, w, behind, distance);
+      for (int i = 0; i < 4; ++i) f[i] = behind ? since[i] : until[i];
+      add_level<Outputs>(acc, x, f, behind, distance);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float other = __shfl_xor_sync(0xffffffffu, all[i], 4 * distance);
@@ -242,22 +224,22 @@ __device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t a
           until[i] *= other;
       }
     };
+    level(p.one, second, 1);
     level(p.two, third, 2);
     level(p.four, fourth, 4);
-    {
-      const std::uint32_t f = pack_half(since[2], since[3]);
-      mma_16x8x8(p.eight, multiply_halves(x[1], f), Outputs ? multiply_halves(x[3], f) : 0,
-                 multiply_halves(x[0], pack_half(until[0], until[1])));
-    }
+    const std::uint32_t f = pack_half(since[2], since[3]);
+    mma_16x8x8(p.eight, multiply_halves(x[1], f), Outputs ? multiply_halves(x[3], f) : 0,
+               multiply_halves(x[0], pack_half(until[0], until[1])));
 #pragma unroll
     for (int i = 0; i < 2; ++i) since[2 + i] *= all[i], until[i] *= all[2 + i];
-    store_two_matrices(late, scaled(x[0], until[0], until[1]), scaled(x[1], until[2], until[3]));
+    store_two_matrices(place + (C::at_late_K - C::at_K), scaled(x[0], until[0], until[1]),
+                       scaled(x[1], until[2], until[3]));  // lanes 0 to 15 have k
     x[0] = scaled(x[0], since[0], since[1]), x[1] = scaled(x[1], since[2], since[3]);
     if constexpr (Outputs) {
       x[2] = scaled(x[2], since[0], since[1]), x[3] = scaled(x[3], since[2], since[3]);
-      store_matrices(at + place, x);
+      store_matrices(place, x);
     } else {
-      store_two_matrices(at + place, x[0], x[1]);
+      store_two_matrices(place, x[0], x[1]);
     }
   }
 }
@@ -343,7 +325,8 @@ __device__ __forceinline__ void pair_products(std::uint32_t scratch, std::uint32
   }
 }
 
-/// The pairs of blocks of a warp: (1,0) and (3,0), (2,1) and (3,1), (2,0), (3,2).
+/// The pairs of blocks of a warp: (1,0) and (3,0), (2,1) and (3,1), (2,0), (3,2); the last two invert the diagonal
+/// blocks.
 template <class C, bool Outputs>
 __device__ __forceinline__ void all_pairs(std::uint32_t scratch, std::uint32_t keys, std::uint32_t queries,
                                           std::uint32_t late, std::uint32_t scalars, std::uint32_t square, int warp,
@@ -355,6 +338,7 @@ __device__ __forceinline__ void all_pairs(std::uint32_t scratch, std::uint32_t k
     const int factor = i - j == 3 ? between + 2 : i - j == 2 ? between + j : -1;
     pair_products<C, Outputs>(scratch, keys, queries, late, scalars, square, i, j, factor, lane);
   }
+  if (warp >= 2) invert_diagonal<C, true>(scratch, warp - 2, lane);
 }
 
 // ---- the tiles ----
@@ -382,8 +366,9 @@ __device__ __forceinline__ void scale_rows(std::uint32_t scratch, std::uint32_t 
 // ---- the role ----
 
 template <class C, bool Bf16, bool Outputs>
-__device__ __forceinline__ void channel_helper_role(const Pass& pass, const Task& task, const Chunks& chunks,
-                                                    std::uint32_t smem, Barriers<C> bar, int w, Counts* counts) {
+__device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps& maps, const Task& task,
+                                                    const Chunks& chunks, std::uint32_t smem, Barriers<C> bar, int w,
+                                                    Counts* counts) {
   const int tid = threadIdx.x & 127, warp = __shfl_sync(0xffffffffu, tid >> 5, 0);
   const int head = task.head;
   // everything of this helper's chunks is always in the same place
@@ -391,7 +376,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Task
   const std::uint32_t keys = smem + C::at_K + w * C::key_bytes, queries = smem + C::at_Q + w * C::key_bytes;
   const std::uint32_t late = smem + C::at_late_K + w * C::key_bytes;
   const std::uint32_t scalars = smem + C::at_scalars + w * C::scalar_bytes;
-  const std::uint32_t T = smem + C::at_T + w * C::slot_bytes, M = smem + C::at_M + w * C::slot_bytes;
+  const std::uint32_t T = smem + C::at_T + w * square_bytes, M = smem + C::at_M + w * square_bytes;
   const bool bf16 = pass.log_decay.type == Type::bf16;
   std::uint32_t beta_bits = 0, eta_bits = 0;  // of this thread's token, a chunk ahead
   const auto load_scalars = [&](int c) {
@@ -425,9 +410,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Task
         if (Outputs) clear(queries + p * panel_bytes);
       }
 #pragma unroll 1
-      for (int p = 0; p < C::V / 64; ++p) clear(smem + C::at_V + w * C::value_bytes + p * panel_bytes);
-#pragma unroll 1
-      for (int p = 0; p < C::K * C::gate_bytes / 128; ++p) clear(gate_panel<C>(smem, w, p));
+      for (int p = 0; p < C::K * C::gate_bytes / 128; ++p) clear(smem + C::at_gates + p * panel_bytes);
     }
     named_barrier<128>(3 + w);  // and all of the chunk before is done
     marks.mark(1);
@@ -438,28 +421,23 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Task
                                                                scratch + C::diagonal + 4 * 16 * warp, lane);
       if (breaches && counts) atomicAdd(&counts->breaches, breaches);
       marks.mark(2);
-      barrier_wait(bar.gates(w), phase);  // and the state has left everything of two chunks before
+      barrier_wait(bar.gates(w), phase);
       marks.mark(3);
-      sum_decays<C>(bf16, smem, w, scratch, warp, lane);
+      sum_decays<C>(bf16, smem, scratch, warp, lane);
       named_barrier<128>(3 + w);
+      barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
       if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
       marks.mark(4);
       BlockProducts p;
-      block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, smem, w, warp, lane);
+      block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, smem, warp, lane);
       __syncwarp();
-      if constexpr (C::gate_bytes == 4) {  // zero above the diagonal blocks again
-#pragma unroll
-        for (int i = 0; i < 16; i += 4)
-          if ((lane & 7) >= 2 * warp + 2) {
-            const std::uint32_t to = T + 2048 * warp + swizzled((lane >> 3) + i, lane & 7);
-            store16(to, make_uint4(0, 0, 0, 0));
-            store16(to + square_bytes, make_uint4(0, 0, 0, 0));
-          }
-      }
       store_diagonal<C, Outputs>(p, scratch, scalars, M, warp, lane);
     }
     marks.mark(5);
     named_barrier<128>(3 + w);
+    if (tid == 0 && c + 1 < chunks.count)
+      load_gates<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.gates(w ^ 1));
+    __syncwarp();
     marks.mark(6);
     all_pairs<C, Outputs>(scratch, keys, queries, late, scalars, M, warp, fresh(tid) & 31);
     if constexpr (Outputs) {
@@ -480,15 +458,11 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Task
     fence_for_tensor_cores();
     barrier_arrive(bar.full(w));
     marks.mark(9);
-    invert_diagonal<C>(scratch, warp, fresh(tid) & 31);
     load_scalars(c + 2);
-    marks.mark(10);
-    named_barrier<128>(3 + w);
-    marks.mark(11);
     merge<C>(scratch, T, warp, fresh(tid) & 31);
     fence_for_tensor_cores();
     barrier_arrive(bar.t_full(w));
-    marks.mark(12);
+    marks.mark(10);
   }
 }
 

@@ -104,16 +104,13 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
   // the last warp to leave a stage loads the chunk that comes into it next
   const auto leave = [&](int stage, int c) {
     constexpr unsigned warps = 4 * C::states;
-    if ((count_up(smem + C::at_left + 4 * stage) & (warps - 1)) == warps - 1 && c + C::stages < chunks.count)
-      load_chunk<C, Outputs>(maps, head / pass.group, head, has_values, static_cast<int>(chunks.first(c + C::stages)),
-                             smem, bar.arrived(stage), stage);
-  };
-  // the same for K~, T, M, where decays a channel come
-  const auto leave_slot = [&](int stage, int c) {
-    constexpr unsigned warps = 4 * C::states;
-    if ((count_up(smem + C::at_left + 4 * (C::stages + stage)) & (warps - 1)) == warps - 1 &&
-        c + C::stages < chunks.count)
-      load_gates<C>(maps, head, static_cast<int>(chunks.first(c + C::stages)), smem, bar.gates(stage), stage);
+    if ((count_up(smem + C::at_left + 4 * stage) & (warps - 1)) != warps - 1) return;
+    if constexpr (C::channel)
+      if (has_values && c + 1 < chunks.count)
+        load_values<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.values());
+    if (c + C::stages < chunks.count)
+      load_chunk<C, Outputs>(maps, head / pass.group, head, has_values && !C::channel,
+                             static_cast<int>(chunks.first(c + C::stages)), smem, bar.arrived(stage), stage);
   };
 
   Ring<C::stages> stage;
@@ -127,19 +124,35 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
   for (int c = 0; c < chunks.count; ++c) {
     const std::uint32_t keys = smem + C::at_K + stage.slot * C::key_bytes;
     float O[32];
-    if constexpr (Outputs) {
-      multiply_state(O, smem + C::at_Q + stage.slot * C::key_bytes);
-    }
+    // with decays a channel the helpers take longest and get the registers: R and O are not there together
+    constexpr bool together = Outputs && !C::channel;
+    if constexpr (together) multiply_state(O, smem + C::at_Q + stage.slot * C::key_bytes);
     products_wait<0>();
     marks.mark(20);
-    if constexpr (Outputs) hold(O);
+    if constexpr (together) hold(O);
     hold(R);
     // R = eta V - beta S Kᵀ, as left operand
+    const std::uint32_t values_now = values + (C::channel ? 0 : stage.slot * C::value_bytes);
+    if constexpr (C::channel)
+      if (has_values) {
+        barrier_wait(bar.values(), c & 1);
+        const int n = chunks.size(c);
+        if (n < chunk) {  // what follows belongs to others; this warp's 16 columns
+          const std::uint32_t panel = smem + C::at_V + half * panel_bytes;
+#pragma unroll 1
+          for (int row = lane; row < chunk; row += 32)
+            if (row >= n) {
+              store16(panel + swizzled(row, 2 * warp), make_uint4(0, 0, 0, 0));
+              store16(panel + swizzled(row, 2 * warp + 1), make_uint4(0, 0, 0, 0));
+            }
+          __syncwarp();
+        }
+      }
     const std::uint32_t numbers = smem + C::at_scalars + stage.slot * C::scalar_bytes + my_k * 8;
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       std::uint32_t m[4];
-      load_matrices_transposed(m, values + stage.slot * C::value_bytes + s * 2048);
+      load_matrices_transposed(m, values_now + s * 2048);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float4 f = load_float4(numbers + (16 * s + 8 * e) * 8);  // beta, eta, beta, eta of two tokens
@@ -151,7 +164,13 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       }
     }
     hold(Xh);
-    if constexpr (C::channel) {  // what the load brings is done with, what the helper makes is not
+    if constexpr (C::channel) {
+      if constexpr (Outputs) {
+        multiply_state(O, smem + C::at_Q + stage.slot * C::key_bytes);
+        products_wait<0>();
+        hold(O);
+      }
+      // what the loads bring is done with, the rest of what the helper makes is not
       __syncwarp();
       if (lane == 0) leave(stage.slot, c);
       __syncwarp();
@@ -161,7 +180,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     marks.mark(22);
     float early[16], late[16];  // X of the first and of the last 32 tokens
     {                           // X = R Tᵀ; the later tokens' block of T is zero for the first half of the tokens
-      const std::uint64_t t = row_descriptor(smem + C::at_T + slot.slot * C::slot_bytes);
+      const std::uint64_t t = row_descriptor(smem + C::at_T + slot.slot * square_bytes);
       products_fence();
       product_n32<true>(early, Xh, t);
       product_n32<true>(late, Xh, advance(t, 4096));
@@ -231,7 +250,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     if constexpr (Outputs) {
       barrier_wait(bar.m_full(slot.slot), slot.phase);
       products_fence();
-      const std::uint64_t m = row_descriptor(smem + C::at_M + slot.slot * C::slot_bytes);
+      const std::uint64_t m = row_descriptor(smem + C::at_M + slot.slot * square_bytes);
 #pragma unroll
       for (int s = 0; s < 4; ++s) product_n64<false>(O, Xh + 4 * s, advance(m, s * 32));
       products_commit();
@@ -241,7 +260,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     }
     marks.mark(24);
     hold(S);
-    const int done_stage = stage.slot;
+    [[maybe_unused]] const int done_stage = stage.slot;
     stage.next();
     pack(Sh, S);
     hold(Sh);
@@ -249,20 +268,21 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       products_wait<0>();
       hold(O);
     }
-    if (!C::channel && Outputs && lane == 0) barrier_arrive(bar.m_empty(slot.slot));
-    __syncwarp();  // all lanes have read
-    if (lane == 0) {
-      if constexpr (C::channel)
-        leave_slot(done_stage, c);
-      else
-        leave(done_stage, c);
+    if (Outputs || C::channel)
+      if (lane == 0) barrier_arrive(bar.m_empty(slot.slot));
+    if constexpr (!C::channel) {
+      __syncwarp();  // all lanes have read
+      if (lane == 0) leave(done_stage, c);
+      __syncwarp();
     }
-    __syncwarp();
     marks.mark(25);
-    // after the last chunk the product is of no use, and of an old tile, but the loop stays simple
-    if (c + 1 < chunks.count) barrier_wait(bar.full(stage.slot), stage.phase);
-    marks.mark(26);
-    multiply_state(R, smem + C::at_K + stage.slot * C::key_bytes);
+    const auto next_R = [&] {
+      // after the last chunk the product is of no use, and of an old tile, but the loop stays simple
+      if (c + 1 < chunks.count) barrier_wait(bar.full(stage.slot), stage.phase);
+      marks.mark(26);
+      multiply_state(R, smem + C::at_K + stage.slot * C::key_bytes);
+    };
+    if constexpr (!C::channel) next_R();
     if constexpr (Outputs) {
       const std::int64_t first = chunks.first(c);
       const int n = chunks.size(c);
@@ -290,6 +310,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       }
     }
     marks.mark(27);
+    if constexpr (C::channel) next_R();
     slot.next();
     if (c + 1 == probe_after) store_state(pass, task.probe, S, my_v, my_k, factor);
   }
@@ -318,33 +339,37 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::stages; ++s) {
       barrier_init(bar.full(s), 128), barrier_init(bar.arrived(s), 1);
-      store4(smem + C::at_left + 4 * s, 0), store4(smem + C::at_left + 4 * (C::stages + s), 0);
+      store4(smem + C::at_left + 4 * s, 0);
     }
     for (int s = 0; s < slots; ++s) {
       barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), C::channel ? 1 : 4 * C::states);
       barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), 4 * C::states);
     }
+    if (C::channel) barrier_init(bar.values(), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   // the blocks of T and M above the diagonal stay zero, and V where there is none
-  for (int i = threadIdx.x; i < (C::stages * C::value_bytes + slots * C::slot_bytes) / 16; i += C::threads)
+  for (int i = threadIdx.x; i < (C::value_stages * C::value_bytes + 2 * slots * square_bytes) / 16; i += C::threads)
     store16(smem + C::at_V + 16 * i, make_uint4(0, 0, 0, 0));
   fence_for_tensor_cores();
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int c = 0; c < min(C::stages, chunks.count); ++c) {
-      if constexpr (C::channel)
-        load_gates<C>(maps, task.head, static_cast<int>(chunks.first(c)), smem, bar.gates(c), c);
-      load_chunk<C, Outputs>(maps, task.head / pass.group, task.head, !(task.flags & without_values),
+  if (threadIdx.x == 0) {
+    const bool has_values = !(task.flags & without_values);
+    for (int c = 0; c < min(C::stages, chunks.count); ++c)
+      load_chunk<C, Outputs>(maps, task.head / pass.group, task.head, has_values && !C::channel,
                              static_cast<int>(chunks.first(c)), smem, bar.arrived(c), c);
+    if constexpr (C::channel) {
+      load_gates<C>(maps, task.head, static_cast<int>(chunks.first(0)), smem, bar.gates(0));
+      if (has_values) load_values<C>(maps, task.head, static_cast<int>(chunks.first(0)), smem, bar.values());
     }
+  }
   __syncwarp();
   const int role = __shfl_sync(0xffffffffu, threadIdx.x >> 7, 0);  // the same in a warp, and known to be
   if (role < C::helpers) {
     registers_down<C::helper_registers(Outputs)>();
     Counts* counts = pass.counts ? pass.counts + blockIdx.x : nullptr;
     if constexpr (C::channel)
-      channel_helper_role<C, Bf16, Outputs>(pass, task, chunks, smem, bar, role, counts);
+      channel_helper_role<C, Bf16, Outputs>(pass, maps, task, chunks, smem, bar, role, counts);
     else
       helper_role<C, Bf16, Outputs, Decay>(pass, task, chunks, smem, bar, role, counts);
   } else {

@@ -273,7 +273,7 @@ __device__ __forceinline__ void helper_role(const Pass& pass, const Task& task, 
     marks.mark(3);
     if constexpr (both && Outputs) {
       barrier_wait(bar.m_empty(slot), slot_phase ^ 1);
-      store_M<C, Decay>(scratch, smem + C::at_M + slot * C::slot_bytes, m, decays, warp, fresh(tid) & 31);
+      store_M<C, Decay>(scratch, smem + C::at_M + slot * square_bytes, m, decays, warp, fresh(tid) & 31);
       fence_for_tensor_cores();
       barrier_arrive(bar.m_full(slot));
       marks.mark(4);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void helper_role(const Pass& pass, const Task& task, 
     marks.mark(7);
     barrier_wait(bar.t_empty(slot), slot_phase ^ 1);
     marks.mark(8);
-    merge<C>(scratch, smem + C::at_T + slot * C::slot_bytes, warp, fresh(tid) & 31);
+    merge<C>(scratch, smem + C::at_T + slot * square_bytes, warp, fresh(tid) & 31);
     fence_for_tensor_cores();
     barrier_arrive(bar.t_full(slot));
     marks.mark(9);
@@ -311,7 +311,7 @@ __device__ __forceinline__ void helper_role(const Pass& pass, const Task& task, 
       barrier_wait(bar.m_empty(slot), slot_phase ^ 1);
       marks.mark(11);
       if (Decay) load_rows();
-      store_M<C, Decay>(scratch, smem + C::at_M + slot * C::slot_bytes, p, decays, warp, fresh(tid) & 31);
+      store_M<C, Decay>(scratch, smem + C::at_M + slot * square_bytes, p, decays, warp, fresh(tid) & 31);
       fence_for_tensor_cores();
       barrier_arrive(bar.m_full(slot));
       __syncwarp();

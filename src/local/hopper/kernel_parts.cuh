@@ -40,26 +40,27 @@ struct Shape {
   static constexpr int per_multiprocessor = helpers == 1 ? 2 : 1;
   static constexpr int stages = helpers == 1 || channel ? 2 : 3;  // of K, Q, V
   static constexpr int threads = 128 * (states + helpers);
-  /// With outputs K = 128 needs 192: with 184 ptxas serializes every wgmma (C7512).
+  /// With outputs K = 128 needs 192: with 184 ptxas serializes every wgmma (C7512). With decays a channel O comes after
+  /// R.
   __host__ __device__ static constexpr int state_registers(bool outputs) {
     if (states == 1) return K == 128 || channel ? 208 : 144;
-    return K == 64 ? 160 : outputs ? 192 : 176;
+    return K == 64 ? 160 : outputs && !channel ? 192 : 176;
   }
   __host__ __device__ static constexpr int helper_registers(bool outputs) {
     if (states == 1) return K == 128 || channel ? 144 : 112;
-    return K == 64 ? 96 : outputs ? 64 : 80;
+    return K == 64 ? 96 : outputs && !channel ? 64 : 80;
   }
   static constexpr int key_bytes = chunk * K * 2, value_bytes = chunk * V * 2;
   static constexpr int at_K = 0;
   static constexpr int at_Q = at_K + stages * key_bytes;
   static constexpr int at_V = at_Q + stages * key_bytes;
-  static constexpr int at_T = at_V + stages * value_bytes;
-  // T and M of a slot side by side: with decays a channel their logarithms come here
-  static constexpr int slot_bytes = 2 * square_bytes;
-  static constexpr int at_M = at_T + square_bytes;
-  static constexpr int at_O = at_T + slots * slot_bytes;
-  static constexpr int at_late_K = at_O + states * panel_bytes;  // see channel_helper.cuh
-  static constexpr int at_scratch = at_late_K + (channel ? stages * key_bytes : 0);
+  static constexpr int value_stages = channel ? 1 : stages;
+  static constexpr int at_T = at_V + value_stages * value_bytes;
+  static constexpr int at_M = at_T + slots * square_bytes;
+  static constexpr int at_O = at_M + slots * square_bytes;
+  static constexpr int at_late_K = at_O + states * panel_bytes;                    // see channel_helper.cuh
+  static constexpr int at_gates = at_late_K + (channel ? stages * key_bytes : 0);  // logarithms of decays a channel
+  static constexpr int at_scratch = at_gates + chunk * K * gate_bytes;
   // scratch of a helper
   static constexpr int A_blocks = 0;                               // (1,0) (2,0) (2,1) (3,0) (3,1) (3,2), hi then lo
   static constexpr int X_blocks = A_blocks + 2 * 6 * block_bytes;  // diagonal blocks of T, transposed; hi, lo of each
@@ -67,10 +68,10 @@ struct Shape {
   static constexpr int raw = decays;                               // of each token beta, eta, log2 of the decay
   static constexpr int columns = raw + chunk * 16;                 // of each warp, see Decays
   static constexpr int rows = columns + 4 * chunk * 4;
-  static constexpr int sums = decays;                    // [block of 16 tokens][channel], log2 of its decay, as floats
-  static constexpr int factors = sums + 4 * K * 4;       // [see Factor][channel], as halves
-  static constexpr int diagonal = factors + 15 * K * 2;  // q_t k_t as floats
-  static constexpr int scratch_bytes = channel ? diagonal + chunk * 4 : rows + 4 * 16 * 8;
+  static constexpr int factors = decays;  // [see Factor][channel], as halves
+  static constexpr int sums = A_blocks;   // [block of 16 tokens][channel], log2 of its decay; until A is made
+  static constexpr int diagonal = sums + 4 * K * 4;  // q_t k_t; until A is made
+  static constexpr int scratch_bytes = channel ? factors + 15 * K * 2 : rows + 4 * 16 * 8;
   // of each stage: 64 × {beta, eta}; with a decay also 64 × {e^G, e^(G_end - G)} and e^G_end - 1, or e^G_end - 1 of
   // each channel
   static constexpr int at_scalars = at_scratch + helpers * scratch_bytes;
@@ -78,8 +79,8 @@ struct Shape {
   static constexpr int at_decays = at_scalars + stages * scalar_bytes;
   static constexpr int decay_bytes = channel ? K * 4 : chunk * 8 + 16;
   static constexpr int at_barriers = at_decays + stages * decay_bytes;
-  static constexpr int at_left = at_barriers + 8 * (2 * stages + 4 * slots);  // counts of warps that left a stage
-  static constexpr int total = at_left + 4 * 2 * stages;
+  static constexpr int at_left = at_barriers + 8 * (2 * stages + 4 * slots + 1);  // counts of warps that left a stage
+  static constexpr int total = at_left + 4 * stages;
   static constexpr int allocated = total + 1024;  // the start is aligned by hand
   static_assert(allocated <= (per_multiprocessor == 1 ? 232448 : 115712));
 };
@@ -113,8 +114,9 @@ struct Barriers {
   __device__ std::uint32_t arrived(int s) const { return base + 8 * (C::stages + s); }
   __device__ std::uint32_t t_full(int s) const { return base + 8 * (2 * C::stages + s); }
   __device__ std::uint32_t t_empty(int s) const { return base + 8 * (2 * C::stages + slots + s); }
-  /// With decays a channel: their logarithms are there.
+  /// With decays a channel: their logarithms are there for a helper; and the values.
   __device__ std::uint32_t gates(int s) const { return t_empty(s); }
+  __device__ std::uint32_t values() const { return base + 8 * (2 * C::stages + 4 * slots); }
   __device__ std::uint32_t m_full(int s) const { return base + 8 * (2 * C::stages + 2 * slots + s); }
   __device__ std::uint32_t m_empty(int s) const { return base + 8 * (2 * C::stages + 3 * slots + s); }
 };
@@ -165,23 +167,24 @@ __device__ __forceinline__ void load_chunk(const Maps& maps, int shared_head, in
       copy_box(smem + C::at_V + stage * C::value_bytes + p * panel_bytes, &maps.v, arrived, 64 * p, head, first);
 }
 
-/// Where the logarithms of a chunk's decays a channel lie until the helper replaces them, in panels of 128 bytes a
-/// token: in the place of K~, and those of float32 also in T and M.
-template <class C>
-__device__ __forceinline__ std::uint32_t gate_panel(std::uint32_t smem, int stage, int panel) {
-  return panel < C::K / 64 ? smem + C::at_late_K + stage * C::key_bytes + panel * panel_bytes
-                           : smem + C::at_T + stage * C::slot_bytes + (panel - C::K / 64) * panel_bytes;
-}
-
-/// Starts the load of a chunk's decays a channel, by one thread.
+/// Starts the load of a chunk's decays a channel, by one thread: panels of 128 bytes a token.
 template <class C>
 __device__ __forceinline__ void load_gates(const Maps& maps, int head, int first, std::uint32_t smem,
-                                           std::uint32_t arrived, int stage) {
+                                           std::uint32_t arrived) {
   constexpr int panels = C::K * C::gate_bytes / 128;
   barrier_arrive_and_expect(arrived, panels * panel_bytes);
 #pragma unroll
   for (int p = 0; p < panels; ++p)
-    copy_box(gate_panel<C>(smem, stage, p), &maps.gates, arrived, 128 / C::gate_bytes * p, head, first);
+    copy_box(smem + C::at_gates + p * panel_bytes, &maps.gates, arrived, 128 / C::gate_bytes * p, head, first);
+}
+
+/// The values alone, into their first place.
+template <class C>
+__device__ __forceinline__ void load_values(const Maps& maps, int head, int first, std::uint32_t smem,
+                                            std::uint32_t arrived) {
+  barrier_arrive_and_expect(arrived, C::value_bytes);
+#pragma unroll
+  for (int p = 0; p < C::V / 64; ++p) copy_box(smem + C::at_V + p * panel_bytes, &maps.v, arrived, 64 * p, head, first);
 }
 
 /// The bits of an element, to be used later: a conversion here would wait for the load.
@@ -279,11 +282,11 @@ __device__ __forceinline__ void merge(std::uint32_t scratch, std::uint32_t squar
 }
 
 /// The inverse of the diagonal block of I - A of this warp by forward substitution, a column a lane; lanes 0 to 15
-/// store its hi, 16 to 31 its lo.
-template <class C>
+/// store its hi, 16 to 31 its lo. `Two`: of blocks 2 · warp and 2 · warp + 1, one of them each.
+template <class C, bool Two = false>
 __device__ __forceinline__ void invert_diagonal(std::uint32_t scratch, int warp, int lane) {
   const int j = lane & 15;
-  const std::uint32_t rows = scratch + C::X_blocks + 2 * warp * block_bytes;
+  const std::uint32_t rows = scratch + C::X_blocks + 2 * (Two ? 2 * warp + (lane >> 4) : warp) * block_bytes;
   float x[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -298,18 +301,22 @@ __device__ __forceinline__ void invert_diagonal(std::uint32_t scratch, int warp,
     }
     x[i] = sum;
   }
-  std::uint32_t e[8];
+  std::uint32_t e[8], f[8];  // hi, lo
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     e[i] = pack_half(x[2 * i], x[2 * i + 1]);
     const float2 h = unpack_half(e[i]);
-    const std::uint32_t lo = pack_half(x[2 * i] - h.x, x[2 * i + 1] - h.y);
-    if (lane >= 16) e[i] = lo;
+    f[i] = pack_half(x[2 * i] - h.x, x[2 * i + 1] - h.y);
+    if (!Two && lane >= 16) e[i] = f[i];
   }
-  const std::uint32_t out = rows + (lane >> 4) * block_bytes;
+  const std::uint32_t out = rows + (Two ? 0 : lane >> 4) * block_bytes;
   __syncwarp();  // the block of floats, which this replaces, has been read
   store16(out + in_block(j, 0), make_uint4(e[0], e[1], e[2], e[3]));
   store16(out + in_block(j, 1), make_uint4(e[4], e[5], e[6], e[7]));
+  if (Two) {
+    store16(out + block_bytes + in_block(j, 0), make_uint4(f[0], f[1], f[2], f[3]));
+    store16(out + block_bytes + in_block(j, 1), make_uint4(f[4], f[5], f[6], f[7]));
+  }
 }
 
 /// The same number, from which the compiler cannot make anything in advance: registers are short here, and values kept
