@@ -122,6 +122,15 @@ TEST_F(DistDelta, SixteenBitProducts) {
         const Solution bits = check(reproducible, "reproducible");
         EXPECT_TRUE(test::solve(*alone_, reproducible, 1024) == bits);
       }
+  for (bool undecayed : {false, true}) {  // decays a channel that no tensor-core kernel takes
+    Recipe r;
+    r.tokens = 300, r.d_key = 64, r.d_value = 64, r.heads = 2, r.type = DType::bf16, r.decay = Decay::channel;
+    r.rule = all_rules[undecayed], r.gate_type = undecayed ? DType::f32 : DType::f64;
+    Case c = test::make_case(r);
+    c.options.precision = Precision::bf16, c.output = DType::bf16;
+    const Solution got = check(c, "decays of the general kernel");
+    EXPECT_EQ(got.report.tensor_tasks, 0);
+  }
   for (double factor : {1e-7, 1e5}) {  // of v: below what fp16 resolves, and beyond its range
     Recipe r;
     r.tokens = 300, r.d_key = 64, r.d_value = 64, r.heads = 1, r.type = DType::bf16;
