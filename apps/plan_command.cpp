@@ -22,6 +22,7 @@
 #include "core/dtype.hpp"
 #include "dist/delta_segments.hpp"
 #include "dist/exclusive_scan.hpp"
+#include "local/cell_kernel.hpp"
 
 namespace longscan {
 namespace {
@@ -39,8 +40,10 @@ struct Outline {
   WindowNeeds needs;
   std::vector<std::shared_ptr<const void>> kept;  ///< what `needs` asks
   ScanSize scan;
-  double apply = 0, compose = 0;            ///< multiplications of a scan's A x + b; of A2 A1, A2 b1 + b2
-  std::function<ScanCosts()> measure_maps;  ///< seconds of these here
+  double apply = 0, compose = 0;                      ///< multiplications of a scan's A x + b; of A2 A1, A2 b1 + b2
+  std::function<ScanCosts()> measure_maps;            ///< seconds of these here
+  double passes = 1;                                  ///< that send a state to the next rank
+  std::function<double(std::int64_t)> further_bytes;  ///< that a rank sends with a part of so many tokens; absent: none
   /// Maps of an element that a rank with windows of so many tokens brings; absent: one.
   std::function<std::int64_t(std::int64_t)> scan_maps;
   double tokens_factor = 1;              ///< heads, where rates count tokens and heads
@@ -188,6 +191,11 @@ Outline outline_of(const NewtonProblem& p, const CellWeights& weights, Precision
     set_scan<double>(o, blocks, n, 1, false);
   else
     set_scan<float>(o, blocks, n, 1, false);
+  o.passes = c.method == NewtonMethod::sequential ? 1 : 2;
+  const std::int64_t size = static_cast<std::int64_t>(network.state) * network.channels;
+  o.further_bytes = [mixes, size, entries = mixes ? 1 : network.channels](std::int64_t part) {
+    return looks_at_all(mixes, size, part) ? static_cast<double>(entries) * sizeof(GrowthSums) : 0.0;
+  };
   const double gates = network.type == "lstm" ? 4 : network.type.starts_with("rnn") ? 1 : 3;
   const double work =
       gates * D * (static_cast<double>(inputs) + (mixes ? D : 30)) * network.layers * network.directions;
@@ -254,6 +262,9 @@ std::vector<Outline> outlines(const PlanCommand& plan) {
   const std::string& path = plan.delta.solve.input;
   std::string solver = plan.solver;
   if (path.empty()) {
+    if (!plan.newton.cell.empty())
+      throw Error(ExitCode::usage,
+                  "--cell is for a file; without one the cell is said by --cell-type, --hidden, --d-in and --layers");
     if (solver != "newton") return {outline_of(synthetic_delta(plan), plan)};
     const GenerateNewton& g = plan.cell;
     const SyntheticCell cell{g.cell, g.hidden, g.inputs, g.layers, g.bidirectional, g.recurrent_scale};
@@ -322,9 +333,15 @@ json plan_of(const Outline& o, const PlanCommand& plan, const WindowRoom& room, 
       if (!composes || !o.reproducible) scans[std::string(name_of(a))] = predict(a, size, plan.ranks, costs);
     }
   const double points = static_cast<double>(size.elements * size.point_bytes);
-  // newton: a state to the next rank each pass; about two passes
-  const double passes = o.solver == "newton" ? 2 : 1;
-  const double traffic = static_cast<double>(P - 1) * points * static_cast<double>(windows) * passes;
+  // a state to the next rank each pass, and from the last one to the first for the next window
+  double traffic = static_cast<double>(P - 1) * points * static_cast<double>(windows) * o.passes;
+  if (P > 1) traffic += points * static_cast<double>(windows - 1);
+  if (o.further_bytes) {
+    const std::int64_t last =
+        (o.tokens - (windows - 1) * P * window + P - 1) / P;  // tokens of a part of the last window
+    traffic += static_cast<double>(P - 1) *
+               (static_cast<double>(windows - 1) * o.further_bytes(window) + o.further_bytes(last));
+  }
 
   const double mine = static_cast<double>(o.tokens) * o.tokens_factor / static_cast<double>(P);
   const double scan = static_cast<double>(windows) * predict(choice.algorithm, size, plan.ranks, costs);

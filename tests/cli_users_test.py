@@ -223,7 +223,8 @@ class Plan(Command):
         token = 4 * 8 * (64 + 64 + 32 + 1)
         self.assertEqual(p["bytes"]["read"], 1000000 * token)
         self.assertEqual(p["bytes"]["written"], 1000000 * 4 * 8 * 32 + 4 * 8 * 64 * 32)
-        self.assertEqual(p["bytes"]["exchanged"], 8 * 3 * 4 * 8 * 64 * 32)
+        state = 4 * 8 * 64 * 32  # to the next rank in each window, and from the last one to the first for the next
+        self.assertEqual(p["bytes"]["exchanged"], 8 * 3 * state + 7 * state)
         self.assertEqual(p["memory"]["in_and_out_bytes"], 32768 * (token + 4 * 8 * 32))
         self.assertGreaterEqual(p["memory"]["needed_bytes"], 2 * 32768 * (token + 4 * 8 * 32))
         whole = self.plan(*self.SIZES, "--ranks", "4", "--memory", "8GB", "--solve-rate", "1e6", "--window", "250000")
@@ -314,7 +315,27 @@ class Plan(Command):
                         # parts end where segments do
                         self.assertAlmostEqual(p["scan"]["maps_per_element"], choice["maps_per_element"], delta=1)
 
+    def test_traffic_is_what_the_solve_sends(self):
+        delta, lstm, gru = (self.at(f"{n}.h5") for n in ("delta", "lstm", "gru"))
+        self.succeed("generate", "delta", "-o", delta, "--tokens", "30000", "--heads", "2", "--d-key", "8", "--d-value", "24")
+        for path, cell in ((lstm, "paralstm"), (gru, "gru")):
+            self.succeed("generate", "newton", "-o", path, "--tokens", "30000", "--cell", cell, "--hidden", "8")
+        for solver, path, words in (("delta", delta, ("--scan", "chain")),
+                                    ("delta", delta, ("--scan", "chain", "--window", "3000")), ("newton", lstm, ()),
+                                    ("newton", lstm, ("--window", "3000")), ("newton", gru, ("--window", "3000")),
+                                    ("newton", lstm, ("--window", "3000", "--method", "sequential"))):
+            for ranks in (1, 2, 3):
+                with self.subTest(solver=solver, words=words, ranks=ranks):
+                    p = self.plan(path, "--ranks", str(ranks), "--solve-rate", "1e6", "--apply-rate", "1e9", *words)
+                    self.succeed(solver, path, "-o", self.at("o.h5"), "--report", self.at("r.json"), "--force", *words,
+                                 ranks=ranks)
+                    with open(self.at("r.json")) as f:
+                        sent = json.load(f)["bytes"]["exchanged"]
+                    # the delta rule also says which heads are known
+                    self.assertTrue(0 <= sent - p["bytes"]["exchanged"] <= (100 if solver == "delta" else 0), (sent, p))
+
     def test_file(self):
+        self.fail_with(USAGE, ("plan", "--cell", "x.h5"), "--cell is for a file", "--cell-type")
         path = self.at("in.h5")
         self.succeed("generate", "delta", "-o", path, "--tokens", "20000", "--heads", "2", "--quiet")
         p = self.plan(path, "--ranks", "2")

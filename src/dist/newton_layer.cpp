@@ -149,10 +149,8 @@ void look_along(LayerSolve<T>& s) {
   const std::int64_t cost = s.kernel.mixes() ? s.size() * s.size() : s.size();
   std::int64_t tokens = 0;
   for (const Run& run : s.part.runs) tokens += run.size();
-  // On a device a walk token by token is slow beside a solve that needs none: there it is a short one.
   const bool quick = !is_host_space<Kokkos::DefaultExecutionSpace> && s.report.status == NewtonStatus::converged;
-  const std::int64_t budget =
-      quick ? (s.kernel.mixes() ? 16 : 64) * cost : std::int64_t{1} << (s.kernel.mixes() ? 22 : 16);
+  const std::int64_t budget = look_budget(s.kernel.mixes(), s.size(), quick);
   std::int64_t sampled = tokens * cost > budget;
   s.ranks.all_reduce(&sampled, 1, Transport::Reduction::max);
   const auto each = static_cast<std::int64_t>(

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/affine.hpp"
+#include "core/portable.hpp"
 
 namespace longscan {
 
@@ -79,6 +80,19 @@ KOKKOS_INLINE_FUNCTION GrowthSums combine(const GrowthSums& a, const GrowthSums&
   c.error = exp(b.norm_total) * a.error + b.error;
   c.error_most = larger(a.error_most, exp(b.norm_prefix) * a.error + b.error_most);
   return c;
+}
+
+/// Tokens times numbers that `look` is asked for at most. `quick`: on a device a walk token by token is slow beside a
+/// solve that needs none.
+inline std::int64_t look_budget(bool mixes, std::int64_t size, bool quick) {
+  const std::int64_t cost = mixes ? size * size : size;
+  return quick ? (mixes ? 16 : 64) * cost : std::int64_t{1} << (mixes ? 22 : 16);
+}
+/// Whether growth is looked at along every token of a part of so many (else along a stretch at the start of each run),
+/// and its sums pass from rank to rank.
+inline bool looks_at_all(bool mixes, std::int64_t size, std::int64_t tokens) {
+  const bool quick = !is_host_space<Kokkos::DefaultExecutionSpace>;
+  return tokens * (mixes ? size * size : size) <= look_budget(mixes, size, quick);
 }
 
 /// GrowthSums as devices sum them up along segments: in float32, `factor` and `factor_most` being what a bound on an
