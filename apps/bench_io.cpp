@@ -6,11 +6,14 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "apps/bench.hpp"
 #include "apps/generate_delta.hpp"
+#include "apps/generate_newton.hpp"
+#include "apps/newton_problem.hpp"
 #include "apps/options.hpp"
 #include "apps/report.hpp"
 #include "apps/setup.hpp"
@@ -55,70 +58,173 @@ void copy_raw(const Transport& ranks, const std::string& from, const std::string
   io::sync_file(out, to);
 }
 
-/// The same tokens in the same windows, from memory to memory.
-class MemorySolve {
+using Bytes = Kokkos::View<std::byte*, Kokkos::DefaultExecutionSpace::memory_space>;
+
+template <class Solver>
+std::int64_t longest_part(const Solver& solver, const std::vector<TokenRange>& windows) {
+  std::int64_t longest = 1;
+  for (const TokenRange& w : windows) longest = std::max(longest, solver.part(w).size());
+  return longest;
+}
+
+/// What is timed: the files, the solve from file to file, and the same tokens in the same windows from memory to
+/// memory.
+class Subject {
  public:
-  MemorySolve(Transport& ranks, const BenchIo& bench, std::int64_t window)
-      : rule_(ranks, {bench.heads, bench.d_key, bench.d_value, false}, options(bench), Sequences{{0, bench.tokens}}),
-        windows_(rule_.windows(window)) {
-    std::int64_t longest = 0;
-    for (const TokenRange& w : windows_) longest = std::max(longest, rule_.part(w).size());
+  virtual ~Subject() = default;
+  virtual std::int64_t written() const = 0;  ///< bytes of outputs a token
+  virtual std::string text() const = 0;
+  /// Collective. The file to read; the window that a solve of it would choose.
+  virtual std::int64_t generate(const std::string& in) = 0;
+  virtual void prepare(std::int64_t window) = 0;
+  virtual void from_memory() = 0;
+  virtual void from_file(const std::string& in, const std::string& out, std::int64_t window) = 0;
+};
+
+class DeltaSubject final : public Subject {
+ public:
+  DeltaSubject(Transport& ranks, const BenchIo& bench) : ranks_(ranks), bench_(bench) {}
+  std::int64_t written() const override {
+    return static_cast<std::int64_t>(bench_.heads) * bench_.d_value * static_cast<std::int64_t>(size_of(bench_.type));
+  }
+  std::string text() const override {
+    return "H = " + std::to_string(bench_.heads) + ", K = " + std::to_string(bench_.d_key) +
+           ", V = " + std::to_string(bench_.d_value);
+  }
+  std::int64_t generate(const std::string& in) override {
+    GenerateDelta make;
+    make.output = in, make.tokens = bench_.tokens, make.heads = bench_.heads, make.d_key = bench_.d_key;
+    make.d_value = bench_.d_value, make.type = bench_.type, make.force = make.quiet = true;
+    run_generate_delta(ranks_, make);
+    DeltaCommand solve;
+    std::optional<DeltaProblem> problem;
+    agree(ranks_, [&] { problem = find_problems(InputFile(in), solve).at(0); });
+    const DeltaRule rule(ranks_, problem->shape, options_of(solve, *problem), problem->sequences(),
+                         problem->counting());
+    return choose_window(ranks_, 0, needs_of(solve, *problem, rule, ranks_.size()));
+  }
+  void prepare(std::int64_t window) override {
+    DeltaOptions options;
+    options.precision = arithmetic_of(Precision::automatic, bench_.type);
+    rule_.emplace(ranks_, DeltaShape{bench_.heads, bench_.d_key, bench_.d_value, false}, options,
+                  Sequences{{0, bench_.tokens}});
+    windows_ = rule_->windows(window);
+    const std::int64_t longest = longest_part(*rule_, windows_);
     const auto array = [&](DeltaStream stream, int width) {
-      Bytes device("longscan::bench", std::max<std::int64_t>(1, longest * bench.heads * width *
-                                                                    static_cast<std::int64_t>(size_of(bench.type))));
+      Bytes device("longscan::bench", longest * bench_.heads * width * static_cast<std::int64_t>(size_of(bench_.type)));
       const auto host = Kokkos::create_mirror_view(device);
-      fill_delta_array(stream, 1, 0, longest, bench.heads, width, bench.type, host.data());
+      fill_delta_array(stream, 1, 0, longest, bench_.heads, width, bench_.type, host.data());
       Kokkos::deep_copy(device, host);
       memory_.push_back(device);
-      return TokenArray{device.data(), bench.type, static_cast<std::int64_t>(bench.heads) * width, width, 1};
+      return TokenArray{device.data(), bench_.type, static_cast<std::int64_t>(bench_.heads) * width, width, 1};
     };
-    in_.q = array(DeltaStream::q, bench.d_key), in_.k = array(DeltaStream::k, bench.d_key);
-    in_.v = array(DeltaStream::v, bench.d_value), in_.beta = array(DeltaStream::beta, 1);
-    const TokenArray o = array(DeltaStream::v, bench.d_value);
+    in_.q = array(DeltaStream::q, bench_.d_key), in_.k = array(DeltaStream::k, bench_.d_key);
+    in_.v = array(DeltaStream::v, bench_.d_value), in_.beta = array(DeltaStream::beta, 1);
+    const TokenArray o = array(DeltaStream::v, bench_.d_value);
     out_.o = {const_cast<void*>(o.data), o.type, o.token_stride, o.head_stride};
   }
-  void run() {
-    for (const TokenRange& w : windows_) rule_.solve(w, in_, out_);
+  void from_memory() override {
+    for (const TokenRange& w : windows_) rule_->solve(w, in_, out_);
+  }
+  void from_file(const std::string& in, const std::string& out, std::int64_t window) override {
+    DeltaCommand solve;
+    solve.solve.input = in, solve.solve.output = out, solve.solve.window = window;
+    solve.solve.force = solve.solve.quiet = true;
+    run_delta(ranks_, solve);
   }
 
  private:
-  using Bytes = Kokkos::View<std::byte*, Kokkos::DefaultExecutionSpace::memory_space>;
-  static DeltaOptions options(const BenchIo& bench) {
-    DeltaOptions o;
-    o.precision = arithmetic_of(Precision::automatic, bench.type);
-    return o;
-  }
-  DeltaRule rule_;
+  Transport& ranks_;
+  const BenchIo& bench_;
+  std::optional<DeltaRule> rule_;
   std::vector<TokenRange> windows_;
   std::vector<Bytes> memory_;
   DeltaInputs in_;
   DeltaOutputs out_;
 };
 
-/// Collective. What the solve would choose.
-std::int64_t window_of(Transport& ranks, const DeltaCommand& solve) {
-  std::optional<DeltaProblem> problem;
-  agree(ranks, [&] { problem = find_problems(InputFile(solve.solve.input), solve).at(0); });
-  const DeltaRule rule(ranks, problem->shape, options_of(solve, *problem), problem->sequences(), problem->counting());
-  return choose_window(ranks, 0, needs_of(solve, *problem, rule, ranks.size()));
-}
+class NewtonSubject final : public Subject {
+ public:
+  NewtonSubject(Transport& ranks, const BenchIo& bench)
+      : ranks_(ranks), bench_(bench), cell_{bench.cell, bench.hidden, bench.inputs, 1, false, bench.recurrent_scale} {
+    check(cell_);
+    if (bench.type != DType::f32 && bench.type != DType::f64)
+      throw Error(ExitCode::usage, "--dtype " + std::string(name_of(bench.type)) +
+                                       " is for the delta rule; with --cell give f32 or f64");
+    state_ = bench.cell == "lstm" || bench.cell == "paralstm" ? 2 : 1;
+  }
+  std::int64_t written() const override {
+    return static_cast<std::int64_t>(state_) * bench_.hidden * static_cast<std::int64_t>(size_of(bench_.type));
+  }
+  std::string text() const override {
+    return bench_.cell + ", D = " + std::to_string(bench_.hidden) + ", D_in = " + std::to_string(bench_.inputs);
+  }
+  std::int64_t generate(const std::string& in) override {
+    GenerateNewton make;
+    make.output = in, make.tokens = bench_.tokens, make.cell = bench_.cell, make.hidden = bench_.hidden;
+    make.inputs = bench_.inputs, make.recurrent_scale = bench_.recurrent_scale, make.type = bench_.type;
+    make.force = make.quiet = true;
+    run_generate_newton(ranks_, make);
+    NewtonCommand solve;
+    std::optional<NewtonProblem> problem;
+    agree(ranks_, [&] {
+      const InputFile file(in);
+      problem = find_newton_problems(file, solve, shape_of(read_cell(file, ""))).at(0);
+    });
+    const auto solver = make_solver();
+    return choose_window(ranks_, 0, needs_of(solve, *problem, *solver, arithmetic(), ranks_.size()));
+  }
+  void prepare(std::int64_t window) override {
+    solver_ = make_solver();
+    windows_ = solver_->windows(window);
+    const std::int64_t longest = longest_part(*solver_, windows_);
+    const auto bytes = static_cast<std::int64_t>(size_of(bench_.type));
+    x_.resize(longest * bench_.inputs * bytes), h_.resize(longest * bench_.hidden * bytes);
+    c_.resize(state_ > 1 ? h_.size() : 0);
+    fill_normal(1, synthetic_x, 1, 0, longest * bench_.inputs, bench_.type, x_.data());
+  }
+  void from_memory() override {
+    NewtonData data;
+    data.x = x_.data(), data.x_type = bench_.type, data.h = h_.data(), data.c = c_.empty() ? nullptr : c_.data();
+    for (const TokenRange& w : windows_) solver_->solve(w, data);
+  }
+  void from_file(const std::string& in, const std::string& out, std::int64_t window) override {
+    NewtonCommand solve;
+    solve.solve.input = in, solve.solve.output = out, solve.solve.window = window;
+    solve.solve.force = solve.solve.quiet = true;
+    run_newton(ranks_, solve);
+  }
+
+ private:
+  Precision arithmetic() const { return bench_.type == DType::f64 ? Precision::f64 : Precision::f32; }
+  std::unique_ptr<Newton> make_solver() const {
+    NewtonOptions options;
+    options.precision = arithmetic();
+    return std::make_unique<Newton>(ranks_, synthetic_weights(cell_, 1, bench_.type), bench_.inputs, options,
+                                    Sequences{{0, bench_.tokens}});
+  }
+  Transport& ranks_;
+  const BenchIo& bench_;
+  SyntheticCell cell_;
+  int state_ = 1;
+  std::unique_ptr<Newton> solver_;
+  std::vector<TokenRange> windows_;
+  std::vector<std::byte> x_, h_, c_;
+};
 
 }  // namespace
 
 void run_bench_io(Transport& ranks, const BenchIo& bench) {
   const std::string in = bench.folder + "/longscan-bench-in.h5", out = bench.folder + "/longscan-bench-out.h5",
                     raw = bench.folder + "/longscan-bench-raw";
-  GenerateDelta make;
-  make.output = in, make.tokens = bench.tokens, make.heads = bench.heads, make.d_key = bench.d_key;
-  make.d_value = bench.d_value, make.type = bench.type, make.force = make.quiet = true;
-  run_generate_delta(ranks, make);
-  DeltaCommand solve;
-  solve.solve.input = in, solve.solve.output = out, solve.solve.force = solve.solve.quiet = true;
-  solve.solve.window = bench.window > 0 ? bench.window : window_of(ranks, solve);
-  const std::int64_t written =
-      bench.tokens * bench.heads * bench.d_value * static_cast<std::int64_t>(size_of(bench.type));
-
-  MemorySolve memory(ranks, bench, solve.solve.window);
+  std::unique_ptr<Subject> subject;
+  if (bench.cell.empty())
+    subject = std::make_unique<DeltaSubject>(ranks, bench);
+  else
+    subject = std::make_unique<NewtonSubject>(ranks, bench);
+  const std::int64_t chosen = subject->generate(in), window = bench.window > 0 ? bench.window : chosen;
+  const std::int64_t written = bench.tokens * subject->written();
+  subject->prepare(window);
   std::vector<double> copies, solves, files;
   for (int i = 0; i <= bench.runs; ++i) {  // the first one warms up
     agree(ranks, [&] {
@@ -127,8 +233,8 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
       io::reserve(io::create_locked(raw, raw, ""), raw, written, 0);
     });
     const double copy = seconds_of(ranks, [&] { copy_raw(ranks, in, raw, written); });
-    const double from_memory = seconds_of(ranks, [&] { memory.run(); });
-    const double from_file = seconds_of(ranks, [&] { run_delta(ranks, solve); });
+    const double from_memory = seconds_of(ranks, [&] { subject->from_memory(); });
+    const double from_file = seconds_of(ranks, [&] { subject->from_file(in, out, window); });
     if (i > 0) copies.push_back(copy), solves.push_back(from_memory), files.push_back(from_file);
   }
   ranks.barrier();
@@ -146,11 +252,12 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
   for (const auto& [name, time] :
        {std::pair<std::string, Timing>{"copy", copy}, {"solve", compute}, {"file to file", whole}}) {
     nlohmann::json row = time.json();
-    row["name"] = name, row["floor_ms"] = name == "file to file" ? 1e3 * floor : row["median_ms"].get<double>();
+    row["name"] = name, row["solver"] = bench.cell.empty() ? "delta" : "newton";
+    row["floor_ms"] = name == "file to file" ? 1e3 * floor : row["median_ms"].get<double>();
     row["floor"] = "the slower of copy and solve";
     row["share_of_floor_rate"] = name == "file to file" ? floor / time.median : 1.0;
     row["bytes"] = read + written, row["bytes_per_second"] = static_cast<double>(read + written) / time.median;
-    row["tokens"] = bench.tokens, row["window_tokens"] = solve.solve.window, row["ranks"] = ranks.size();
+    row["tokens"] = bench.tokens, row["window_tokens"] = window, row["ranks"] = ranks.size();
     row["device"] = device_name();
     rows.push_back(row);
   }
@@ -158,11 +265,10 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
     std::printf("%s\n", rows.dump(2).c_str());
     return;
   }
-  std::printf(
-      "io  T = %lld, H = %d, K = %d, V = %d, %s; %.0f MB in, %.0f MB out, windows of %lld tokens per rank, %d rank%s\n",
-      static_cast<long long>(bench.tokens), bench.heads, bench.d_key, bench.d_value,
-      std::string(name_of(bench.type)).c_str(), static_cast<double>(read) / 1e6, static_cast<double>(written) / 1e6,
-      static_cast<long long>(solve.solve.window), ranks.size(), ranks.size() == 1 ? "" : "s");
+  std::printf("io  T = %lld, %s, %s; %.0f MB in, %.0f MB out, windows of %lld tokens per rank, %d rank%s\n",
+              static_cast<long long>(bench.tokens), subject->text().c_str(), std::string(name_of(bench.type)).c_str(),
+              static_cast<double>(read) / 1e6, static_cast<double>(written) / 1e6, static_cast<long long>(window),
+              ranks.size(), ranks.size() == 1 ? "" : "s");
   for (const auto& row : rows)
     std::printf("  %-13s median %8.1f ms (%.1f to %.1f, %d runs), %5.0f MB/s\n", row["name"].get<std::string>().c_str(),
                 row["median_ms"].get<double>(), row["min_ms"].get<double>(), row["max_ms"].get<double>(),

@@ -50,6 +50,15 @@ std::string section_of(const CLI::App& app) {
   return section;
 }
 
+/// CLI11 takes a word in brackets for a list; as a path from the root the pattern is the same.
+std::string rooted(const std::string& word) {
+  return word.size() > 1 && word.front() == '[' && word.back() == ']' ? "/" + word : word;
+}
+std::vector<std::string> with_rooted_patterns(std::vector<std::string> words) {
+  for (std::string& word : words) word = rooted(word);
+  return words;
+}
+
 /// `name = value` of a file for the option of that name, if the command line did not give it.
 void take_from_config(CLI::App& app, const std::string& path, const CLI::ConfigItem& item) {
   CLI::Option* option = app.get_option_no_throw("--" + item.name);
@@ -59,13 +68,15 @@ void take_from_config(CLI::App& app, const std::string& path, const CLI::ConfigI
     option = app.get_option_no_throw("--" + dashed);
   }
   if (!option) option = app.get_option_no_throw(item.name);
-  if (!option || !option->get_configurable()) throw_unknown("option in " + path, "--" + item.name, option_names(app));
+  if (!option) throw_unknown("option in " + path, "--" + item.name, option_names(app));
+  if (!option->get_configurable())
+    throw Error(ExitCode::usage, path + ": '" + item.name + "' is for the command line alone; take it out of the file");
   if (!option->empty()) return;
   try {
     if (option->get_expected_min() == 0)
       option->add_result(option->get_flag_value(item.name, CLI::ConfigBase().to_flag(item)));
     else
-      option->add_result(item.inputs);
+      option->add_result(item.name == "group" ? with_rooted_patterns(item.inputs) : item.inputs);
     option->run_callback();
   } catch (const CLI::ParseError& e) {
     throw Error(ExitCode::usage, path + ": " + e.what());
@@ -272,6 +283,20 @@ CLI::Validator scale_word() {
                        : "'" + word + "' is neither a finite number nor rsqrt";
           },
           ""};
+}
+
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const std::string option = "--group";
+  bool patterns = false;
+  for (std::string& word : words) {
+    if (word.rfind(option + "=", 0) == 0) word = option + "=" + rooted(word.substr(option.size() + 1));
+    if (word.rfind('-', 0) == 0)
+      patterns = word == option;
+    else if (patterns)
+      word = rooted(word);
+  }
+  return words;
 }
 
 void throw_usage(const CLI::App& app, const CLI::ParseError& e) {

@@ -2,15 +2,10 @@
 #include "apps/command_line.hpp"
 
 namespace longscan {
-namespace {
 
-void cell_type(CLI::App& app, std::string& cell) {
-  app.add_option("--cell", cell, "type of the cell")
-      ->type_name("rnn_tanh|rnn_relu|gru|lstm|paragru|paralstm")
-      ->capture_default_str();
+void cell_type(CLI::App& app, std::string& cell, const std::string& help) {
+  app.add_option("--cell", cell, help)->type_name("rnn_tanh|rnn_relu|gru|lstm|paragru|paralstm")->capture_default_str();
 }
-
-}  // namespace
 
 void preset_options(CLI::App& app, std::string& preset, std::int64_t& shortest, const std::string& help) {
   one_of(app, "--preset", preset, preset_names, help);
@@ -25,7 +20,7 @@ void generate_newton_options(CLI::App& app, GenerateNewton& g) {
       ->required()
       ->type_name("IN.h5");
   app.add_option("--tokens", g.tokens, "tokens, T")->check(whole_number(0))->capture_default_str();
-  cell_type(app, g.cell);
+  cell_type(app, g.cell, "type of the cell");
   app.add_option("--hidden", g.hidden, "channels, D")->check(whole_number(1, most_int))->capture_default_str();
   app.add_option("--input", g.inputs, "features of x, D_in")->check(whole_number(1, most_int))->capture_default_str();
   app.add_option("--recurrent-scale", g.recurrent_scale,
@@ -52,7 +47,7 @@ void generate_newton_options(CLI::App& app, GenerateNewton& g) {
 
 void bench_newton_options(CLI::App& app, BenchNewton& b) {
   app.add_option("--tokens", b.tokens, "tokens, T")->check(whole_number(1))->capture_default_str();
-  cell_type(app, b.cell);
+  cell_type(app, b.cell, "type of the cell");
   app.add_option("--hidden", b.hidden, "channels, D")->check(whole_number(1, most_int))->capture_default_str();
   app.add_option("--recurrent-scale", b.recurrent_scale, "size of the recurrent weights, as in generate newton")
       ->check(non_negative_number())

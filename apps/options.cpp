@@ -156,6 +156,15 @@ void bench_io_options(CLI::App& app, BenchIo& b) {
   app.add_option("--d-value", b.d_value, "value channels of a head, V")
       ->check(whole_number(1, most_int))
       ->capture_default_str();
+  cell_type(app, b.cell, "newton with this type of cell (default: the delta rule)");
+  app.add_option("--hidden", b.hidden, "newton: channels, D")->check(whole_number(1, most_int))->capture_default_str();
+  app.add_option("--input", b.inputs, "newton: features of x, D_in")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str();
+  app.add_option("--recurrent-scale", b.recurrent_scale, "newton: size of the recurrent weights, as in generate newton")
+      ->check(non_negative_number())
+      ->type_name("R")
+      ->capture_default_str();
   choice(app, "--dtype", b.type, types, "type of the datasets (default f32)");
   app.add_option("--window", b.window, "tokens per rank in memory at a time (default: as a solve chooses)")
       ->check(whole_number(1))
@@ -164,7 +173,9 @@ void bench_io_options(CLI::App& app, BenchIo& b) {
   app.add_option("--runs", b.runs, "timed runs")->check(whole_number(1, most_int))->capture_default_str();
   app.add_flag("--json", b.json, "print one JSON array of rows on stdout");
   config_option(app);
-  app.footer("Example:\n  longscan bench io --tokens 8192 --heads 1");
+  app.footer(
+      "Example:\n  longscan bench io --tokens 8192 --heads 1\n"
+      "  longscan bench io --cell paragru --tokens 8192 --hidden 32");
 }
 
 }  // namespace
@@ -372,7 +383,7 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   bench_scan_options(*bench_scan_app, bench_scan);
   BenchIo bench_io;
   CLI::App* bench_io_app =
-      bench_app->add_subcommand("io", "the delta rule from file to file, beside a copy and a solve");
+      bench_app->add_subcommand("io", "a solve from file to file, beside a copy and the solve alone");
   bench_io_options(*bench_io_app, bench_io);
 
   CLI::App* info_app = app.add_subcommand("info", "version, libraries, devices");
@@ -382,7 +393,9 @@ void run_command_line(Transport& ranks, int argc, char** argv) {
   answer_version(app, version);
 
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words = words_of(argc, argv);
+    std::reverse(words.begin(), words.end());  // as CLI11 takes them
+    app.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
     if (ranks.rank() == 0) std::printf("%s", app.help().c_str());
     return;

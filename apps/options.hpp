@@ -135,6 +135,9 @@ struct BenchScan {
 struct BenchIo {
   std::int64_t tokens = 262144, window = 0;
   int heads = 2, d_key = 128, d_value = 128, runs = 5;
+  std::string cell;  ///< newton with this type of cell; empty: the delta rule
+  int hidden = 64, inputs = 64;
+  double recurrent_scale = 1;
   DType type = DType::f32;
   std::string folder = ".";
   bool json = false;

@@ -408,6 +408,19 @@ class Tools(NewtonCommand):
                 self.assertGreater(row["projection_ms"], 0)
                 self.assertLess(row["projection_ms"], row["max_ms"])
             self.assertEqual(rows["auto"]["ranks"], ranks)
+        for cell, ranks in (("paralstm", 1), ("gru", 2)):
+            out, _ = self.succeed("bench", "io", "--cell", cell, "--tokens", "3000", "--hidden", "16", "--input", "4",
+                                  "--runs", "2", "--window", "700", "--folder", self.folder, "--json", ranks=ranks)
+            rows = {r["name"]: r for r in json.loads(out)}
+            self.assertEqual(list(rows), ["copy", "solve", "file to file"])
+            for row in rows.values():
+                self.assertEqual((row["solver"], row["window_tokens"], row["ranks"]), ("newton", 700, ranks))
+                # x and the states, and at most some kilobytes of structure and weights
+                self.assertTrue(0 <= row["bytes"] - 3000 * 4 * (4 + 16 * (2 if cell == "paralstm" else 1)) < 50000)
+            whole = rows["file to file"]
+            self.assertAlmostEqual(whole["share_of_floor_rate"], whole["floor_ms"] / whole["median_ms"])
+            self.assertEqual(os.listdir(self.folder), [])
+        self.fail_with(USAGE, ("bench", "io", "--cell", "gru", "--dtype", "bf16"), "f32 or f64")
         out, _ = self.succeed(*words, "--cell", "paragru", "--recurrent-scale", "4")
         self.assertRegex(out, r"auto .* 0\.0e\+00")
 

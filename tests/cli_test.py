@@ -257,6 +257,16 @@ class BadInput(Command):
             for ranks in (1, 3):
                 self.fail_with(BAD_INPUT, ("delta", self.at(name), "-o", self.at("out.h5")), self.at(name), ranks=ranks)
 
+    def test_groups_in_brackets(self):
+        """As words of the command line and in a file of options."""
+        path = self.write(groups={f"/{n}": numbers() for n in "abx"})
+        with open(self.at("c.conf"), "w") as f:
+            f.write('group = "[ab]"\n')
+        for words in (("--group", "[ab]"), ("--group=[ab]",), ("--group", "b", "[a]"), ("--config", self.at("c.conf"))):
+            self.succeed("delta", path, "-o", self.at("out.h5"), "--force", *words)
+            with h5py.File(self.at("out.h5")) as f:
+                self.assertEqual(sorted(f), ["a", "b"], words)
+
     def test_groups_that_match_nothing(self):
         self.refuse("--group /demo_*", words=("--group", "/demo_*"))
         self.refuse("--group /nowhere", words=("--group", "/nowhere"))
@@ -557,7 +567,7 @@ class Options(Command):
             f.write(f'[delta]\noutput = "{self.at("o2.h5")}"\nquiet = true\n[newton]\nhidden = 3\n')
         self.assertEqual(self.succeed("delta", self.input, "--config", self.at("sections.ini")), ("", ""))
         self.assertTrue(os.path.exists(self.at("o2.h5")))
-        for text, texts in (("chunks = 16", ("'--chunks'", "'--chunk'")), ("config = 3", ("config",)),
+        for text, texts in (("chunks = 16", ("'--chunks'", "'--chunk'")), ("config = 3", ("'config' is for the command line alone",)),
                             ('inverse = "newman"', ("'newman'", "'neumann'"))):
             with open(self.at("bad.ini"), "w") as f:
                 f.write(text + "\n")
