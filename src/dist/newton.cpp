@@ -30,7 +30,7 @@ struct Newton::Impl {
         cuts(std::move(sequences), ranks.size(), ranks.rank(), [](std::int64_t token) { return token; }) {}
   virtual ~Impl() = default;
   virtual NewtonReport solve(TokenRange window, const NewtonData& data) = 0;
-  virtual std::int64_t bytes_per_token() const = 0;
+  virtual std::int64_t workspace_bytes(std::int64_t tokens) const = 0;
   virtual std::vector<std::byte> state() const = 0;
   virtual void set_state(const std::vector<std::byte>& state) = 0;
 
@@ -168,11 +168,15 @@ class Solver final : public Newton::Impl {
     carry_.assign(directions_.size(), {});
   }
 
-  std::int64_t bytes_per_token() const override {
+  std::int64_t workspace_bytes(std::int64_t tokens) const override {
     const std::int64_t D = shape.channels, dirs = shape.directions;
     const std::int64_t inputs = directions_.front().kernel->inputs();
-    return static_cast<std::int64_t>(sizeof(T)) * (shape.inputs + dirs * D * (shape.layers > 1 ? 2 : 1) + inputs * D +
-                                                   shape.state * D + (shape.state > 1 ? dirs * D : 0));
+    const auto bytes = static_cast<std::int64_t>(sizeof(T)) * tokens;
+    const std::int64_t solved = bytes * (shape.inputs + (shape.layers > 1 ? dirs * D : 0) + (inputs + shape.state) * D);
+    const std::int64_t gathered = bytes * dirs * D * (shape.state > 1 ? 2 : 1);
+    if (!is_full(options.method)) return solved + gathered;
+    // what is gathered is touched when the method is through
+    return solved + std::max(gathered, full_workspace_bytes(*directions_.front().kernel, options.method, tokens));
   }
 
   std::vector<std::byte> state() const override {
@@ -373,18 +377,8 @@ std::vector<TokenRange> Newton::windows(std::int64_t tokens, std::int64_t from) 
 TokenRange Newton::part(TokenRange window) const { return impl_->cuts.part(window); }
 std::vector<Run> Newton::runs(TokenRange window) const { return impl_->cuts.runs(window); }
 std::int64_t Newton::workspace_bytes(std::int64_t tokens) const {
-  const NewtonMethod method = impl_->options.method;
-  std::int64_t bytes = tokens * impl_->bytes_per_token() + (std::int64_t{4} << 20);  // weights, states of segments
-  const NetworkShape& shape = impl_->shape;
-  const std::int64_t values = static_cast<std::int64_t>(shape.state) * shape.channels *
-                              static_cast<std::int64_t>(size_of(state_type_of(impl_->options.precision)));
-  if (is_full(method)) {  // maps in flight, and what is made of them
-    const bool mixes = shape.type != "paragru" && shape.type != "paralstm";
-    const std::int64_t row = method != NewtonMethod::newton ? 1 : mixes ? shape.state * shape.channels : shape.state;
-    bytes += 3 * std::min(std::int64_t{64} << 20, tokens * values * (row + 1));
-  }
-  if (method == NewtonMethod::elk) bytes += tokens * 6 * values;  // the filter's six numbers a state value
-  return bytes;
+  // weights, and states of segments
+  return impl_->workspace_bytes(tokens) + (std::int64_t{is_full(impl_->options.method) ? 2 : 4} << 20);
 }
 NewtonReport Newton::solve(TokenRange window, const NewtonData& data) { return impl_->solve(window, data); }
 

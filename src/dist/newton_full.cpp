@@ -92,6 +92,12 @@ void copy_deltas(const T* in, std::int64_t size, T* a, T* b) {
       KOKKOS_LAMBDA(const std::int64_t i) { a[i] = b[i] = in ? in[i] : T(0); });
 }
 
+/// Tokens whose maps are in flight.
+template <class T>
+std::int64_t stretch_tokens(const CellKernel<T>& kernel, bool diagonal) {
+  return std::max<std::int64_t>(1, buffer_bytes / kernel.map_bytes(diagonal));
+}
+
 template <class T>
 class FullTrajectory {
  public:
@@ -101,7 +107,7 @@ class FullTrajectory {
     shape_.n = diagonal_ ? 1 : s.kernel.block();
     blocks_ = diagonal_ ? size_ : s.kernel.blocks();
     shape_.m = 1, shape_.leading = shape_.n + 1, shape_.stride = static_cast<std::int64_t>(shape_.n) * (shape_.n + 1);
-    each_ = std::max<std::int64_t>(1, buffer_bytes / s.kernel.map_bytes(diagonal_));
+    each_ = stretch_tokens(s.kernel, diagonal_);
     if (shoots_on_device() && s.kernel.sweeps(diagonal_) && method != NewtonMethod::elk) prepare_sweeps();
   }
 
@@ -517,7 +523,24 @@ void solve_full(LayerSolve<T>& s) {
   FullTrajectory<T>(s).solve();
 }
 
-template void solve_full(LayerSolve<float>&);
-template void solve_full(LayerSolve<double>&);
+template <class T>
+std::int64_t full_workspace_bytes(const CellKernel<T>& kernel, NewtonMethod method, std::int64_t tokens) {
+  const bool diagonal = method != NewtonMethod::newton, filters = method == NewtonMethod::elk;
+  const std::int64_t stretch = std::min(tokens, stretch_tokens(kernel, diagonal));
+  const std::int64_t maps = stretch * kernel.map_bytes(diagonal);
+  const std::int64_t deltas = kernel.state_size() * static_cast<std::int64_t>(sizeof(T));
+  if (filters)
+    return 2 * maps + 7 * tokens * deltas;  // maps also on the host; the filter's five numbers, and the step twice
+  const std::int64_t residuals = stretch * 2 * static_cast<std::int64_t>(sizeof(double));
+  const std::int64_t folded = !diagonal && kernel.mixes() ? 3 * kernel.map_bytes(false) : 0;
+  return maps + stretch * deltas + std::max(residuals, folded);
+}
+
+#define LONGSCAN_INSTANTIATE(T)             \
+  template void solve_full(LayerSolve<T>&); \
+  template std::int64_t full_workspace_bytes(const CellKernel<T>&, NewtonMethod, std::int64_t);
+LONGSCAN_INSTANTIATE(float)
+LONGSCAN_INSTANTIATE(double)
+#undef LONGSCAN_INSTANTIATE
 
 }  // namespace longscan

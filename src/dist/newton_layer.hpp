@@ -68,6 +68,9 @@ inline bool& shoots_on_device() {
 /// newton, quasi, elk, picard, jacobi. On a device by sweeps (CellKernel::sweeps) where the kernel has them.
 template <class T>
 void solve_full(LayerSolve<T>& s);
+/// Bytes that it takes beside the path, for a part of so many tokens in one run.
+template <class T>
+std::int64_t full_workspace_bytes(const CellKernel<T>& kernel, NewtonMethod method, std::int64_t tokens);
 
 /// Growth and error bound along the solved path; fills in the report.
 template <class T>
