@@ -167,7 +167,25 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   identity.options.erase("window");  // any windows will do
   identity.stamps = stamps;
   BatchRun batch(ranks, command.solve, std::move(identity), progress);
-  if (batch.complete()) return progress.say(command.solve.output + " is complete already");
+  if (batch.complete()) {
+    progress.say(command.solve.output + " is complete already");
+    if (command.solve.report.empty()) return;
+    Seconds seconds;
+    seconds.total = std::chrono::duration<double>(Clock::now() - start).count();
+    std::int64_t sequences = 0;
+    std::string precision;
+    for (const DeltaProblem& p : problems) {
+      const std::string name(name_of(options_of(command, p).precision));
+      if (precision.find(name) == std::string::npos) precision += (precision.empty() ? "" : ",") + name;
+      sequences += p.sequences().count();
+    }
+    const nlohmann::json report =
+        complete_report(carrier.transport(), "delta", describe(command), seconds, tokens, sequences, precision);
+    agree(ranks, [&] {
+      if (ranks.rank() == 0) write_report(command.solve.report, report);
+    });
+    return;
+  }
   SharedOutput& out = batch.open_output(delta_outputs(problems, command));
 
   std::int64_t program_bytes = resident_memory();

@@ -443,7 +443,18 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   identity.options.erase("window");  // any windows will do
   identity.stamps = stamps;
   BatchRun batch(ranks, command.solve, std::move(identity), progress);
-  if (batch.complete()) return progress.say(command.solve.output + " is complete already");
+  if (batch.complete()) {
+    progress.say(command.solve.output + " is complete already");
+    if (command.solve.report.empty()) return;
+    Seconds seconds;
+    seconds.total = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const nlohmann::json report = complete_report(carrier.transport(), "newton", describe(command), seconds, tokens,
+                                                  sequences, std::string(name_of(arithmetic)));
+    agree(ranks, [&] {
+      if (ranks.rank() == 0) write_report(command.solve.report, report);
+    });
+    return;
+  }
   SharedOutput& out = batch.open_output(newton_outputs(problems, command, network, state_type_of(arithmetic)));
 
   std::int64_t program_bytes = resident_memory();

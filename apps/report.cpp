@@ -55,6 +55,17 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
   return j;
 }
 
+nlohmann::json complete_report(Transport& ranks, const std::string& command,
+                               const std::map<std::string, std::string>& options, const Seconds& seconds,
+                               std::int64_t tokens, std::int64_t sequences, const std::string& precision) {
+  nlohmann::json j = common_report(ranks, command, options, seconds, 0, 0);
+  j["complete_already"] = true;
+  j["scan"] = "none", j["precision"] = precision, j["checks"] = nlohmann::json::object();
+  j["tokens"] = tokens, j["sequences"] = sequences, j["tokens_per_second"] = 0.0;
+  j["bytes"]["exchanged"] = 0;
+  return j;
+}
+
 nlohmann::json scan_json(const ScanChoice& choice, int ranks) {
   nlohmann::json j = {{"reason", choice.reason}};
   j["elements"] = choice.size.elements, j["maps_per_element"] = choice.size.maps;

@@ -19,6 +19,11 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
                              const std::map<std::string, std::string>& options, const Seconds& seconds,
                              std::int64_t bytes_read, std::int64_t bytes_written);
 
+/// The report of a run that found its output complete, with all fields that a solve's has. Collective.
+nlohmann::json complete_report(Transport& ranks, const std::string& command,
+                               const std::map<std::string, std::string>& options, const Seconds& seconds,
+                               std::int64_t tokens, std::int64_t sequences, const std::string& precision);
+
 /// Why states pass over the ranks as they do, and the costs that decided it.
 nlohmann::json scan_json(const ScanChoice& choice, int ranks);
 
