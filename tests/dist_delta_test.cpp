@@ -326,7 +326,9 @@ TEST_F(DistDelta, SomeHeadsForgetAndOthersDoNot) {
   eta.eta = test::make_case(r).beta;
   const Solution got = expect_right(eta, 0, 10);  // sums of thousands of values that nothing erases
   EXPECT_EQ(got.report.boundaries, 5 * (size() - 1));
-  if (segments_are_long) EXPECT_EQ(got.report.boundaries_forgotten, 3 * (size() - 1));
+  if (segments_are_long) {
+    EXPECT_EQ(got.report.boundaries_forgotten, 3 * (size() - 1));
+  }
 }
 
 TEST_F(DistDelta, DecaysForgetAtOnce) {
@@ -555,6 +557,28 @@ TEST(SegmentPlan, FillsTheDeviceAndMapsWhatIsWanted) {
       }
       EXPECT_EQ(at, two_runs[run].end);
     }
+}
+
+TEST_F(DistDelta, AnOverflowLeavesNothingToTheNextSolve) {
+  Recipe r;
+  r.tokens = 4000;
+  Case good = test::make_case(r);
+  good.options.segment = 1000;
+  for (std::int64_t t = 0; t < r.tokens; ++t) good.beta.set(t, 1, 0, 0);  // one head forgets, one does not
+  Case bad = good;
+  bad.v.set(100, 0, 0, 1e308), bad.v.set(101, 0, 0, 1e308);
+  bad.eta = bad.beta, good.eta = good.beta;
+  for (std::int64_t t = 0; t < r.tokens; ++t) bad.eta.set(t, 0, 0, 8);
+  DeltaRule rule(*alone_, good.shape, good.options, good.sequences);
+  const auto solve = [&](const Case& c) {
+    test::Memory memory;
+    DeltaOutputs out;
+    out.o = {memory.room(c.tokens * r.heads * r.d_value * 8), DType::f64, std::int64_t{r.heads} * r.d_value, r.d_value};
+    rule.solve({0, c.tokens}, memory.inputs(c, 0, c.tokens), out);
+  };
+  EXPECT_NO_THROW(solve(good));
+  EXPECT_THROW(solve(bad), NonFinite);
+  EXPECT_NO_THROW(solve(good));
 }
 
 TEST_F(DistDelta, WorkingMemoryHoldsTheMapsOfSegments) {

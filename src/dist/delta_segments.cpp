@@ -25,6 +25,8 @@ void DeltaSegments<T>::begin() {
   plan_ = SegmentPlan(part_.runs, rules(part_.shape, part_.options, part_.passes), part_.links.sends());
   borders_.clear();
   joins_ = false;
+  if (dirty_) Kokkos::deep_copy(part_.space, states_, T(0));
+  dirty_ = true;
   chained_ = part_.options.reproducible && !part_.runs.empty();
 }
 
@@ -226,6 +228,7 @@ PassSummary DeltaSegments<T>::outputs() {
   if (chained_ && summary.bad.token < 0 && !finite())
     summary.bad = {std::max<std::int64_t>(0, part_.runs.back().end - 1), 0};
   part_.space.fence();  // the caller reads the outputs
+  dirty_ = summary.bad.token >= 0;
   return summary;
 }
 

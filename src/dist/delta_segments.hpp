@@ -69,6 +69,7 @@ class DeltaSegments {
   DeviceArray<T> joined_, spare_;
   bool joins_ = false;    // joined_ is this part's share of the scan
   bool chained_ = false;  // some state came through maps, which may overflow where outputs do not
+  bool dirty_ = false;    // a solve did not end well: states that are not written in the next one may not be finite
   std::int64_t map_breaches_ = 0;
   Uploaded<AffineChain> chains_;
 };
