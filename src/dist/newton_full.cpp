@@ -329,8 +329,10 @@ class FullTrajectory {
   void sweep() {
     const std::int64_t first = slot_of(first_wrong_);
     const std::int64_t past = window_ < none - first_wrong_ ? first_wrong_ + window_ : none;
-    const std::int64_t last =
-        std::max(first, past == none ? grid_.slots : std::min(grid_.slots, slot_of(past - 1) + 1));
+    const std::int64_t last = past == none ? grid_.slots
+                              : past <= s_.part.axis_begin
+                                  ? first
+                                  : std::max(first, std::min(grid_.slots, slot_of(past - 1) + 1));
     if (!folded_ || folded_as_ != how_) fold(first, true);
     const bool open = !s_.part.runs.empty() && s_.part.before >= 0 && first_wrong_ < s_.part.axis_begin;
     const bool through = open && s_.part.runs.size() == 1;

@@ -411,6 +411,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       }
 #pragma unroll 1
       for (int p = 0; p < C::K * C::gate_bytes / 128; ++p) clear(smem + C::at_gates + p * panel_bytes);
+      fence_for_tensor_cores();  // the next load writes there too
     }
     named_barrier<128>(3 + w);  // and all of the chunk before is done
     marks.mark(1);
