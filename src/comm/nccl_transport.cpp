@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory between ranks by NCCL, in order with the kernels of Kokkos' stream; everything else by another
-// transport. Calls do not block: what waits polls the stream, NCCL's own errors and a deadline.
+// transport. Its start has a deadline, and so has the end of an exchange, where the stream and NCCL's own errors are
+// polled.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -150,7 +151,8 @@ class NcclTransport final : public Transport {
 };
 
 /// The same ranks, but calls are made by the caller's thread: a communicator that does not block, which is what a
-/// deadline at its start takes, starts a thread for each exchange. `comm` itself where NCCL cannot. Collective.
+/// deadline at its start takes, starts a thread for each exchange. `comm` itself where NCCL cannot; null is a failure.
+/// Collective.
 ncclComm_t without_threads(ncclComm_t comm, int rank) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1)
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -161,8 +163,7 @@ ncclComm_t without_threads(ncclComm_t comm, int rank) {
   ncclResult_t made = ncclCommSplit(comm, 0, rank, reinterpret_cast<ncclComm_t*>(&split), &config);
   while (!split && (made == ncclSuccess || made == ncclInProgress) && Clock::now() - start < init_deadline)
     made = finished(comm, init_deadline);
-  if (split) return split;
-  fail("no second communicator: " + text(made) + " (--transport mpi does without)");
+  return split;
 #else
   return comm;
 #endif
@@ -222,7 +223,16 @@ std::unique_ptr<Transport> make_nccl_transport(Transport& ranks, std::string& wh
                                     : "NCCL did not start: " + text(static_cast<ncclResult_t>(verdict));
     return nullptr;
   }
-  auto transport = std::make_unique<NcclTransport>(ranks, comm, without_threads(comm, ranks.rank()));
+  const ncclComm_t direct = without_threads(comm, ranks.rank());
+  std::int64_t good = direct ? 1 : 0;
+  ranks.all_reduce(&good, 1, Transport::Reduction::min);
+  if (good == 0) {
+    if (direct && direct != comm) ncclCommAbort(direct);
+    ncclCommAbort(comm);
+    why = "NCCL made no second communicator";
+    return nullptr;
+  }
+  auto transport = std::make_unique<NcclTransport>(ranks, comm, direct);
   transport->greet_neighbours();
   return transport;
 }
