@@ -212,11 +212,22 @@ class NewtonSubject final : public Subject {
   std::vector<std::byte> x_, h_, c_;
 };
 
+/// Removes files at its end, however that comes.
+struct Removed {
+  std::vector<std::string> paths;
+  ~Removed() {
+    std::error_code ignored;
+    for (const std::string& path : paths) fs::remove(path, ignored);
+  }
+};
+
 }  // namespace
 
 void run_bench_io(Transport& ranks, const BenchIo& bench) {
   const std::string in = bench.folder + "/longscan-bench-in.h5", out = bench.folder + "/longscan-bench-out.h5",
                     raw = bench.folder + "/longscan-bench-raw";
+  std::unique_ptr<Removed> removed;
+  if (ranks.rank() == 0) removed.reset(new Removed{{in, out, out + ".part", raw}});
   std::unique_ptr<Subject> subject;
   if (bench.cell.empty())
     subject = std::make_unique<DeltaSubject>(ranks, bench);
@@ -242,7 +253,7 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
   std::error_code ignored;
   if (ranks.rank() == 0) {
     read = static_cast<std::int64_t>(fs::file_size(in, ignored));
-    for (const std::string& path : {in, out, raw}) fs::remove(path, ignored);
+    removed.reset();
   }
   if (ranks.rank() != 0) return;
 

@@ -94,10 +94,10 @@ std::string full_help(const CLI::App& app);
 void answer_version(CLI::App& app, const std::string& version);
 /// What `type` is in help: N and X for numbers.
 std::string type_text(const CLI::Option& option);
-/// CLI11's words for a wrong command line as an Error(usage), with the nearest name where a word is unknown.
 /// The words after the program's name, patterns of groups in brackets as CLI11 leaves them alone.
 std::vector<std::string> words_of(int argc, char** argv);
 
+/// CLI11's words for a wrong command line as an Error(usage), with the nearest name where a word is unknown.
 [[noreturn]] void throw_usage(const CLI::App& app, const CLI::ParseError& e);
 
 void inspect_options(CLI::App& app, InspectCommand& c);
@@ -107,7 +107,7 @@ void preset_options(CLI::App& app, std::string& preset, std::int64_t& shortest, 
 /// The options of `generate newton` and `bench newton`.
 void generate_newton_options(CLI::App& app, GenerateNewton& g);
 void bench_newton_options(CLI::App& app, BenchNewton& b);
-void cell_type(CLI::App& app, std::string& cell, const std::string& help);
+CLI::Option* cell_type(CLI::App& app, std::string& cell, const std::string& help);
 void bench_scan_options(CLI::App& app, BenchScan& b);
 /// An option that takes one of a few words.
 void one_of(CLI::App& app, const std::string& option, std::string& target, const std::vector<std::string>& words,

@@ -3,8 +3,10 @@
 
 namespace longscan {
 
-void cell_type(CLI::App& app, std::string& cell, const std::string& help) {
-  app.add_option("--cell", cell, help)->type_name("rnn_tanh|rnn_relu|gru|lstm|paragru|paralstm")->capture_default_str();
+CLI::Option* cell_type(CLI::App& app, std::string& cell, const std::string& help) {
+  return app.add_option("--cell", cell, help)
+      ->type_name("rnn_tanh|rnn_relu|gru|lstm|paragru|paralstm")
+      ->capture_default_str();
 }
 
 void preset_options(CLI::App& app, std::string& preset, std::int64_t& shortest, const std::string& help) {

@@ -149,22 +149,32 @@ void generate_options(CLI::App& app, GenerateDelta& g) {
 
 void bench_io_options(CLI::App& app, BenchIo& b) {
   app.add_option("--tokens", b.tokens, "tokens, T")->check(whole_number(1))->capture_default_str();
-  app.add_option("--heads", b.heads, "heads, H")->check(whole_number(1, most_int))->capture_default_str();
+  CLI::Option* const cell = cell_type(app, b.cell, "newton with this type of cell (default: the delta rule)");
+  app.add_option("--heads", b.heads, "heads, H")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str()
+      ->excludes(cell);
   app.add_option("--d-key", b.d_key, "key channels of a head, K")
       ->check(whole_number(1, most_int))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->excludes(cell);
   app.add_option("--d-value", b.d_value, "value channels of a head, V")
       ->check(whole_number(1, most_int))
-      ->capture_default_str();
-  cell_type(app, b.cell, "newton with this type of cell (default: the delta rule)");
-  app.add_option("--hidden", b.hidden, "newton: channels, D")->check(whole_number(1, most_int))->capture_default_str();
+      ->capture_default_str()
+      ->excludes(cell);
+  app.add_option("--hidden", b.hidden, "newton: channels, D")
+      ->check(whole_number(1, most_int))
+      ->capture_default_str()
+      ->needs(cell);
   app.add_option("--input", b.inputs, "newton: features of x, D_in")
       ->check(whole_number(1, most_int))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(cell);
   app.add_option("--recurrent-scale", b.recurrent_scale, "newton: size of the recurrent weights, as in generate newton")
       ->check(non_negative_number())
       ->type_name("R")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(cell);
   choice(app, "--dtype", b.type, types, "type of the datasets (default f32)");
   app.add_option("--window", b.window, "tokens per rank in memory at a time (default: as a solve chooses)")
       ->check(whole_number(1))

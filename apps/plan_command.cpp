@@ -43,6 +43,7 @@ struct Outline {
   double apply = 0, compose = 0;                      ///< multiplications of a scan's A x + b; of A2 A1, A2 b1 + b2
   std::function<ScanCosts()> measure_maps;            ///< seconds of these here
   double passes = 1;                                  ///< that send a state to the next rank
+  double layers = 1;                                  ///< and directions, each of which does
   std::function<double(std::int64_t)> further_bytes;  ///< that a rank sends with a part of so many tokens; absent: none
   /// Maps of an element that a rank with windows of so many tokens brings; absent: one.
   std::function<std::int64_t(std::int64_t)> scan_maps;
@@ -192,6 +193,7 @@ Outline outline_of(const NewtonProblem& p, const CellWeights& weights, Precision
   else
     set_scan<float>(o, blocks, n, 1, false);
   o.passes = c.method == NewtonMethod::sequential ? 1 : 2;
+  o.layers = network.layers * network.directions;
   const std::int64_t size = static_cast<std::int64_t>(network.state) * network.channels;
   o.further_bytes = [mixes, size, entries = mixes ? 1 : network.channels](std::int64_t part) {
     return looks_at_all(mixes, size, part) ? static_cast<double>(entries) * sizeof(GrowthSums) : 0.0;
@@ -342,6 +344,7 @@ json plan_of(const Outline& o, const PlanCommand& plan, const WindowRoom& room, 
     traffic += static_cast<double>(P - 1) *
                (static_cast<double>(windows - 1) * o.further_bytes(window) + o.further_bytes(last));
   }
+  traffic *= o.layers;
 
   const double mine = static_cast<double>(o.tokens) * o.tokens_factor / static_cast<double>(P);
   const double scan = static_cast<double>(windows) * predict(choice.algorithm, size, plan.ranks, costs);

@@ -19,7 +19,7 @@ nlohmann::json common_report(Transport& ranks, const std::string& command,
                              const std::map<std::string, std::string>& options, const Seconds& seconds,
                              std::int64_t bytes_read, std::int64_t bytes_written);
 
-/// The report of a run that found its output complete, with all fields that a solve's has. Collective.
+/// The report of a run that found its output complete: the common fields, and sizes. Collective.
 nlohmann::json complete_report(Transport& ranks, const std::string& command,
                                const std::map<std::string, std::string>& options, const Seconds& seconds,
                                std::int64_t tokens, std::int64_t sequences, const std::string& precision);

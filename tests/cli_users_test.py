@@ -316,14 +316,16 @@ class Plan(Command):
                         self.assertAlmostEqual(p["scan"]["maps_per_element"], choice["maps_per_element"], delta=1)
 
     def test_traffic_is_what_the_solve_sends(self):
-        delta, lstm, gru = (self.at(f"{n}.h5") for n in ("delta", "lstm", "gru"))
+        delta, lstm, gru, deep = (self.at(f"{n}.h5") for n in ("delta", "lstm", "gru", "deep"))
+        self.succeed("generate", "newton", "-o", deep, "--tokens", "3000", "--cell", "lstm", "--hidden", "8", "--layers", "2",
+                     "--bidirectional")
         self.succeed("generate", "delta", "-o", delta, "--tokens", "30000", "--heads", "2", "--d-key", "8", "--d-value", "24")
         for path, cell in ((lstm, "paralstm"), (gru, "gru")):
             self.succeed("generate", "newton", "-o", path, "--tokens", "30000", "--cell", cell, "--hidden", "8")
         for solver, path, words in (("delta", delta, ("--scan", "chain")),
                                     ("delta", delta, ("--scan", "chain", "--window", "3000")), ("newton", lstm, ()),
                                     ("newton", lstm, ("--window", "3000")), ("newton", gru, ("--window", "3000")),
-                                    ("newton", lstm, ("--window", "3000", "--method", "sequential"))):
+                                    ("newton", lstm, ("--window", "3000", "--method", "sequential")), ("newton", deep, ())):
             for ranks in (1, 2, 3):
                 with self.subTest(solver=solver, words=words, ranks=ranks):
                     p = self.plan(path, "--ranks", str(ranks), "--solve-rate", "1e6", "--apply-rate", "1e9", *words)
