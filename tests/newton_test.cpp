@@ -185,8 +185,7 @@ TEST(Newton, MethodsAreTheTokenLoopToRounding) {
       expect_close<double>({{type, 5, 3, 0.7}, {{0, 43}}, method, method == NewtonMethod::newton ? 7 : 0});
     }
   for (const std::string& type : all_cells) {
-    // sums of iterates that are large before they settle: their rounding, in another order on a device
-    expect_close<float>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::picard}, 1e-4);
+    expect_close<float>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::picard});
     expect_close<double>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::jacobi});
   }
 }
@@ -649,7 +648,7 @@ TEST_F(AsOnADevice, SweepsAreTheTokenLoopToRounding) {
         expect_close<double>({{type, 5, 3, 0.7}, nothing, method, 0, segment});
       }
   for (const std::string& type : all_cells) {
-    expect_close<float>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::picard, 0, 8}, 1e-4);
+    expect_close<float>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::picard, 0, 8});
     expect_close<double>({{type, 5, 3, 0.7}, {{0, 23}}, NewtonMethod::jacobi, 0, 8});
     if (type.substr(0, 4) == "para") continue;
     expect_close<float>({{type, 6, 3, 0.7, 2, 2}, {{0, 30, 30, 31, 75}}, NewtonMethod::newton, 0, 9}, 5e-5);
