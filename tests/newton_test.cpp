@@ -568,6 +568,27 @@ void expect_k_states_exact(std::int64_t segment) {
     }
 }
 
+/// Iterates of picard are hundreds of times larger than the states on their way: a token's first step from a right
+/// state has rounded to them. The next step takes that off: the bits are those of the loop, and the residual is zero.
+void expect_no_trace_of_large_iterates(std::int64_t segment) {
+  const int D = 21;
+  std::vector<double> w(D);
+  for (int d = 0; d < D; ++d) w[d] = -0.3 - 0.03 * d;  // forgets, while I - A grows
+  for (std::int64_t tokens = 1; tokens <= 24; ++tokens) {
+    const auto x = normals(tokens * D, 5, 5, 0.5);
+    for (NewtonMethod method : {NewtonMethod::picard, NewtonMethod::jacobi}) {
+      NewtonOptions options;
+      options.method = method, options.tolerance = 1e-300, options.segment = segment;
+      const Squashed r = squash(w, x, {{0, tokens}}, options);
+      EXPECT_EQ(r.report.status, NewtonStatus::converged) << name_of(method) << tokens;
+      EXPECT_LE(r.report.iterations, tokens + 1) << name_of(method) << tokens;
+      EXPECT_TRUE(std::equal(r.states.begin(), r.states.end(), r.expected.begin() + r.part.begin * D))
+          << name_of(method) << ", " << tokens << " tokens";
+    }
+  }
+}
+TEST(OwnCell, LargeIteratesLeaveNoTrace) { expect_no_trace_of_large_iterates(0); }
+
 template <class S>
 void expect_states_stored(Stored stored, const std::string& type) {
   const Sequences sequences{{0, 700, 700, 703, 2001}};
@@ -671,6 +692,9 @@ TEST_F(AsOnADevice, SweepsTakeAsManyStepsAsTheStreamedMethod) {
       }
 }
 
+TEST_F(AsOnADevice, LargeIteratesLeaveNoTrace) {
+  for (std::int64_t segment : {0, 5}) expect_no_trace_of_large_iterates(segment);
+}
 TEST_F(AsOnADevice, OverflowIsFound) { expect_overflow_found(); }
 TEST_F(AsOnADevice, KIterationsMakeKStatesExact) {
   for (std::int64_t segment : {0, 7}) expect_k_states_exact(segment);

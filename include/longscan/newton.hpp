@@ -30,7 +30,7 @@ std::string_view name_of(NewtonMethod);
 
 enum class NewtonStatus : int {
   converged = 0,    ///< within the tolerance, or equal to the token loop bit for bit
-  exact_by_prefix,  ///< as many iterations as tokens (or segments): exact whatever the Jacobians are
+  exact_by_prefix,  ///< one iteration more than tokens: exact to rounding whatever the Jacobians are
   fell_back,        ///< what was left went to the token loop; exact
   not_converged,
   non_finite  ///< the recurrence leaves the range of the arithmetic

@@ -123,10 +123,10 @@ class FullTrajectory {
       s_.report.residual_history.push_back(relative);
       if (first_wrong_ == none) return finish(NewtonStatus::converged);
       if (overflow_ != none) {
-        bad_ = first_wrong_ = overflow_;
+        bad_ = right_to_rounding_ = overflow_;
         return finish(NewtonStatus::non_finite);
       }
-      if (s_.report.iterations >= s_.part.axis_tokens && beyond_rounding_ == none &&
+      if (s_.report.iterations > s_.part.axis_tokens && beyond_rounding_ == none &&
           s_.options.method != NewtonMethod::elk)
         return finish(NewtonStatus::exact_by_prefix);
       if (s_.report.iterations >= s_.options.max_iterations) return finish(NewtonStatus::not_converged);
@@ -241,11 +241,16 @@ class FullTrajectory {
       over_ranks();
     }
     worst_ = worst, first_wrong_ = found[0], beyond_rounding_ = found[1];
-    // After k iterations the first k tokens are exact, not so where steps are damped, and but for what a step from far
-    // away has lost in rounding: that shows in the residual.
-    if (first_wrong_ != none && s_.options.method != NewtonMethod::elk)
-      first_wrong_ =
-          std::max(first_wrong_, std::min({beyond_rounding_, s_.report.iterations, s_.part.axis_tokens - 1}));
+    // After k iterations the first k tokens are exact but for rounding (not so where steps are damped). The k-th has
+    // taken one step from a right state, h + (f - h), whose rounding is that of the h before, however large that was;
+    // the step after it starts near f and leaves f to the bit. So the first k - 1 are settled, unless the residual, in
+    // which such a loss shows, says that one was too far away even for that.
+    right_to_rounding_ = first_wrong_;
+    if (first_wrong_ != none && s_.options.method != NewtonMethod::elk) {
+      const std::int64_t last = s_.part.axis_tokens - 1;
+      right_to_rounding_ = std::max(first_wrong_, std::min(beyond_rounding_, s_.report.iterations));
+      first_wrong_ = std::max(first_wrong_, std::min({beyond_rounding_, s_.report.iterations - 1, last}));
+    }
     settled_ = first_wrong_;
     // all is right up to here, and the next step is not finite
     if (found[2] != none && found[2] == found[1] && (bad_ < 0 || bad_ > found[2])) overflow_ = found[2];
@@ -490,7 +495,7 @@ class FullTrajectory {
 
   void finish(NewtonStatus status) {
     s_.report.status = status;
-    s_.report.converged_prefix = first_wrong_ == none ? s_.part.axis_tokens : first_wrong_;
+    s_.report.converged_prefix = std::min(right_to_rounding_, s_.part.axis_tokens);
     s_.report.first_bad_token = bad_;
     if (bad_ >= 0) s_.report.status = NewtonStatus::non_finite;
     for (std::size_t i = 0; i < s_.part.runs.size(); ++i) {
@@ -516,6 +521,7 @@ class FullTrajectory {
   bool sweeps_ = false, folded_ = false;  ///< there are maps of the path as it is,
   Reshape folded_as_ = Reshape::keep;     ///< of Jacobians reshaped this way
   std::int64_t first_wrong_ = 0, settled_ = 0, window_ = 0, bad_ = -1, beyond_rounding_ = 0, overflow_ = none;
+  std::int64_t right_to_rounding_ = 0;
 };
 
 }  // namespace
