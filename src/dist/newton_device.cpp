@@ -31,6 +31,7 @@ struct ShootingMemory {
   DeviceArray<LaneGrowth> growth, stretches;
   DeviceArray<SegmentRun> runs;
   DeviceArray<GrowthPiece> pieces;
+  VerdictWork verdict;
   std::vector<GrowthPiece> pieces_there;  ///< what `pieces` holds
   std::int64_t warm_up_factor = 1;        ///< grows when too many lanes have not forgotten their start
 };
@@ -75,7 +76,7 @@ class DeviceShooting {
     else
       reserve(m_.jumps, "longscan::newton::jumps", values);
     if (s.part.before >= 0) arriving_.assign(size_, T(0));
-    place_starts(grid_, size_, static_cast<const T*>(s.part.starts.data()), arrays_.starts);
+    arrays_.initial = s.part.starts.data();
   }
 
   /// Returns whether every border agrees.
@@ -85,10 +86,10 @@ class DeviceShooting {
     double best = std::numeric_limits<double>::infinity();
     int stalled = 0;
     for (;;) {
-      if (passes_ > 0) s_.kernel.wait_for_look();
+      if (passes_ == 0 && s_.kernel.mixes()) s_.kernel.begin_look();
       s_.kernel.shoot(s_.part.path, grid_, arrays_, passes_ == 0);
       ++s_.report.iterations, ++passes_;
-      fold(), look(), collect();  // done by the time that the verdict of compare is read
+      look();
       arrive();
       compare();
       s_.report.residual_history.push_back(worst_ / std::max(rms_, 1e-300));
@@ -114,11 +115,11 @@ class DeviceShooting {
     if (s_.part.before >= 0) s_.ranks.receive(arriving_.data(), bytes(), s_.part.before, tag_loop);
     if (s_.kernel.mixes()) {
       run_whole();
+      collect();
     } else {
       s_.kernel.walk(s_.part.path, grid_, arrays_, arriving());
-      fold();
+      compare_channels();  // for growth and states
     }
-    collect();
     if (s_.part.after >= 0) {
       const std::vector<T> last = last_end();
       s_.ranks.send(last.data(), bytes(), s_.part.after, tag_loop)->wait();
@@ -177,7 +178,8 @@ class DeviceShooting {
   void compare() {
     BorderVerdict v;
     if (s_.kernel.mixes()) {
-      v = measure_jumps(grid_, size_, D_, arrays_, arriving(), m_.slot_jumps.data());
+      v = measure_jumps(grid_, size_, D_, arrays_, arriving(), m_.slot_jumps.data(), s_.part.starts.data(),
+                        s_.part.ends.data(), m_.verdict);
       sizes(v.squares);
       s_.ranks.all_reduce(&v.worst, 1, Transport::Reduction::max);
       const double limit = s_.options.tolerance * std::max(rms_, 1e-300);
@@ -187,7 +189,7 @@ class DeviceShooting {
         v.worst = worst;
       }
     } else {
-      v = compare_lanes(grid_, k_, D_, arrays_, arriving(), m_.jumps.data());
+      v = compare_channels();
       sizes(v.squares);
       s_.ranks.all_reduce(&v.worst, 1, Transport::Reduction::max);
     }
@@ -198,6 +200,15 @@ class DeviceShooting {
     if (passes_ > 1 && worst_ > 0) contraction_ = v.worst / worst_;
     left_ = v.left, worst_ = v.worst;
     prefix_ = first == std::numeric_limits<std::int64_t>::max() ? s_.part.axis_tokens : first;
+  }
+
+  /// Compares the borders of channels that do not mix; growth and the states at the ends of runs come with it.
+  BorderVerdict compare_channels() {
+    if (grid_.runs == 1)
+      return compare_run(grid_, k_, D_, arrays_, arriving(), m_.jumps.data(), s_.part.starts.data(),
+                         s_.part.ends.data(), arrays_.growth ? by_channel_.data() : nullptr, m_.verdict);
+    fold(), collect();  // done by the time that the verdict is read
+    return compare_lanes(grid_, k_, D_, arrays_, arriving(), m_.jumps.data());
   }
 
   /// The RMS that tolerances are relative to: the smallest seen, since guessed starts may have blown up.
@@ -290,10 +301,7 @@ class DeviceShooting {
   }
   /// Growth along what the last pass has left; read once the borders agree.
   void fold() {
-    if (!arrays_.growth || pieces_ == 0) return;
-    if (grid_.runs == 1)
-      fold_growth(grid_.slots, D_, arrays_.growth, by_channel_.data());
-    else
+    if (arrays_.growth && pieces_ > 0)
       fold_growth(m_.pieces.data(), pieces_, grid_.runs, D_, arrays_.growth, m_.stretches.data(), by_channel_.data());
   }
 
@@ -304,8 +312,8 @@ class DeviceShooting {
         std::min(grid_.first.end - grid_.first.begin, std::clamp<std::int64_t>(look_products / (size_ * size_), 1, 8));
     looked_at_.assign(1, GrowthSums{});
     if (tokens > 0)
-      s_.kernel.look_ahead(s_.part.path, grid_.first.begin, grid_.first.begin + tokens, arrays_.starts,
-                           looked_at_.data());
+      s_.kernel.look_ahead(s_.part.path, grid_.first.begin, grid_.first.begin + tokens,
+                           grid_.first.exact ? arrays_.initial : arrays_.starts, looked_at_.data());
   }
   void report_look() {
     s_.kernel.wait_for_look();

@@ -317,14 +317,16 @@ class BlockCellKernel final : public CellKernel<T> {
         "longscan::cell::shoot", Lanes(0, grid.slots * D), KOKKOS_LAMBDA(const std::int64_t i) {
           if (!first && !lanes.active[i]) return;
           const std::int64_t slot = i / D;
-          const SegmentRun run = grid.run_of(slot);
+          const std::int64_t r = grid.runs == 1 ? 0 : grid.index_of(slot);
+          const SegmentRun run = grid.runs == 1 ? grid.first : grid.table[r];
           const std::int64_t begin = grid.begin(run, slot);
           CellLane<Cell, T> lane(weights, D, static_cast<int>(i - slot * D));
-          if (first && slot > run.slot) {
+          if (first && (slot > run.slot || run.exact)) {
             const bool reaches = begin - run.begin <= grid.warm_up;  // back to the run's own start, if that is known
             NoSums none;
-            lane.take(lanes.starts, reaches && run.exact ? run.slot : -1);
-            lane.template run<false, S>(path, reaches ? run.begin : begin - grid.warm_up, begin, none);
+            lane.take(lanes.initial, reaches && run.exact ? r : -1);
+            if (slot > run.slot)
+              lane.template run<false, S>(path, reaches ? run.begin : begin - grid.warm_up, begin, none);
             lane.put(lanes.starts, slot);
           } else {
             lane.take(lanes.starts, slot);

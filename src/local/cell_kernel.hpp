@@ -155,6 +155,8 @@ struct SegmentGrid {
 /// of a segment, or, where channels mix, a segment.
 template <class T>
 struct ShootingArrays {
+  /// [runs][state][channels], in memory that kernels reach: states before the runs, where those are exact.
+  const T* initial = nullptr;
   T *starts = nullptr, *ends = nullptr;  ///< [slots][state][channels]
   unsigned char* active = nullptr;       ///< [slots][channels], or [slots]: lanes to run
   double* squares = nullptr;             ///< [slots][channels]: sum of h^2; not finite if a state is not
@@ -207,8 +209,8 @@ class CellKernel {
   /// alone. Waits: the host looks at ends.
   virtual void run(const CellTrajectory<T>& path, const std::vector<CellSegment>& segments, T* starts, T* ends,
                    bool keep) const = 0;
-  /// A shooting pass: all segments after their warm-ups (which set their starts) if `first`, else the active lanes from
-  /// their starts. Does not wait.
+  /// A shooting pass: all segments, from initial states or after their warm-ups, which set their starts, if `first`,
+  /// else the active lanes from their starts. Does not wait.
   virtual void shoot(const CellTrajectory<T>& path, const SegmentGrid& grid, const ShootingArrays<T>& lanes,
                      bool first) const = 0;
   /// Which of ShootingArrays `shoot` fills in beside starts and ends.
@@ -245,7 +247,9 @@ class CellKernel {
   /// error bound).
   virtual std::vector<GrowthSums> look(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
                                        const T* before) const = 0;
-  /// The same for channels that mix, without waiting: `out` in memory that kernels reach.
+  /// The same for channels that mix, without waiting, beside what is launched after `begin_look`: the states are made
+  /// here, and only the inputs of the path are read. `before` and `out` in memory that kernels reach.
+  virtual void begin_look() const {}
   virtual void look_ahead(const CellTrajectory<T>&, std::int64_t /*begin*/, std::int64_t /*end*/, const T* /*before*/,
                           GrowthSums* /*out*/) const {}
   virtual void wait_for_look() const {}

@@ -121,7 +121,7 @@ KOKKOS_INLINE_FUNCTION constexpr int inputs_of() {
 /// a token ahead out of the L2 cache, where they have been called some tokens before.
 template <class Gates, class T, class L>
 __global__ __launch_bounds__(L::threads* L::segments_of_block,
-                             L::blocks_of_processor) void run_segments(CellTrajectory<T> path, DenseWork work,
+                             L::blocks_of_processor) void run_segments(CellTrajectory<T> path, DenseWork<T> work,
                                                                        const T* __restrict__ weights,
                                                                        const T* __restrict__ bias, int D, T* starts,
                                                                        T* ends, double* squares, bool keep) {
@@ -133,17 +133,24 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
   const int unit = thread / parts, part = thread % parts;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * L::segments_of_block + group, size = k * D;
   if (index >= work.count) return;
-  std::int64_t begin, end, slot = work.first + index, warm_up = 0, from = slot;
+  std::int64_t begin, end, slot = work.first + index, warm_up = 0;
+  const T* from = starts + slot * size;
+  bool put_start = false;
   if (work.list) {
     const CellSegment s = work.list[index];
-    begin = s.begin, end = s.end, slot = s.slot, warm_up = s.warm_up, from = warm_up > 0 ? s.from : slot;
+    begin = s.begin, end = s.end, slot = s.slot, warm_up = s.warm_up;
+    const std::int64_t at = warm_up > 0 ? s.from : slot;
+    from = at >= 0 ? starts + at * size : nullptr, put_start = warm_up > 0;
   } else {
     if (work.active && !work.active[slot]) return;
-    const SegmentRun run = work.grid.run_of(slot);
+    const std::int64_t r = work.grid.runs == 1 ? 0 : work.grid.index_of(slot);
+    const SegmentRun run = work.grid.runs == 1 ? work.grid.first : work.grid.table[r];
     begin = work.grid.begin(run, slot), end = work.grid.end(run, slot);
-    if (!work.active && !work.from_starts && slot > run.slot) {
+    put_start = work.initial && (slot > run.slot || run.exact);
+    if (put_start) {
       const bool reaches = begin - run.begin <= work.grid.warm_up;
-      warm_up = reaches ? begin - run.begin : work.grid.warm_up, from = reaches && run.exact ? run.slot : -1;
+      warm_up = reaches ? begin - run.begin : work.grid.warm_up;
+      from = reaches && run.exact ? work.initial + r * size : nullptr;
     }
   }
 
@@ -157,7 +164,14 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
 #pragma unroll
   for (int q = 0; q < g; ++q) b[q] = real ? bias[q * D + unit] : T(0);
 #pragma unroll
-  for (int i = 0; i < k; ++i) h[i] = real && from >= 0 ? starts[from * size + i * D + unit] : T(0);
+  for (int i = 0; i < k; ++i) h[i] = real && from ? from[i * D + unit] : T(0);
+
+  const auto note_start = [&] {
+    if (!put_start || !writes) return;
+#pragma unroll
+    for (int i = 0; i < k; ++i) starts[slot * size + i * D + unit] = h[i];
+  };
+  if (warm_up == 0) note_start();
 
   const int place = unit / columns * padded + unit % columns;
   std::int64_t t = begin - warm_up;
@@ -180,10 +194,7 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
       for (int q = 0; q < in; ++q)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(x + (ahead - 1) * path.x_stride + q * D));
     }
-    if (t == begin && warm_up > 0 && writes) {
-#pragma unroll
-      for (int i = 0; i < k; ++i) starts[slot * size + i * D + unit] = h[i];
-    }
+    if (t == begin && warm_up > 0) note_start();
     T p[g], sums[g][2] = {};
     const auto* state = reinterpret_cast<const Vector<T>*>(&shared[now][group][part * padded]);
 #pragma unroll
@@ -410,21 +421,18 @@ __global__ __launch_bounds__(64 * Gates::gates) void look_along_tokens(CellTraje
   for (int e = 0; e < width; ++e) w[e] = weights[(q * width + e) * width + d];  // zero beyond D
   const T b = real ? bias[q * D + d] : T(0);
   const T even = T(1) / T(sqrt(static_cast<double>(k * D)));
-  T v[k], h[k] = {}, after[k] = {}, xs[g] = {};
-  const auto load = [&](T* to, const T* from) {
+  T v[k], h[k], xs[g] = {};
 #pragma unroll
-    for (int i = 0; i < k; ++i) to[i] = owner && real ? from[i * D + d] : T(0);
-  };
-#pragma unroll
-  for (int i = 0; i < k; ++i) v[i] = real ? ((i * D + d) % 3 == 1 ? -even : even) : T(0);
-  load(h, before);
+  for (int i = 0; i < k; ++i) {
+    v[i] = real ? ((i * D + d) % 3 == 1 ? -even : even) : T(0);
+    h[i] = owner && real ? before[i * D + d] : T(0);
+  }
   GrowthSums sums;
   for (std::int64_t t = begin; t < end; ++t) {
     if (owner && real) {
 #pragma unroll
       for (int i = 0; i < g; ++i) xs[i] = path.x[t * path.x_stride + i * D + d];
     }
-    if (t + 1 < end) load(after, path.at(t));
     if (owner) state[d] = h[0], tangent[d] = v[0];
     __syncthreads();
     T sum[2] = {b}, moved[2] = {};
@@ -441,6 +449,7 @@ __global__ __launch_bounds__(64 * Gates::gates) void look_along_tokens(CellTraje
 #pragma unroll
       for (int i = 0; i < g; ++i) ps[i] = p[i * width + d];
       Gates::derivatives(xs, ps, h, dp, ds);
+      Gates::step(xs, ps, h);
 #pragma unroll
       for (int i = 0; i < k; ++i) {
 #pragma unroll
@@ -462,7 +471,7 @@ __global__ __launch_bounds__(64 * Gates::gates) void look_along_tokens(CellTraje
     }
     const T scale = size > T(0) ? T(1) / T(sqrt(size)) : T(0);
 #pragma unroll
-    for (int i = 0; i < k; ++i) v[i] = size > T(0) ? next[i] * scale : real ? even : T(0), h[i] = after[i];
+    for (int i = 0; i < k; ++i) v[i] = size > T(0) ? next[i] * scale : real ? even : T(0);
   }
   if (thread == 0) *out = sums;
 }
@@ -650,7 +659,7 @@ std::int64_t DenseCellCuda<Gates, T>::side_by_side() const {
 }
 
 template <class Gates, class T>
-void DenseCellCuda<Gates, T>::run(const CellTrajectory<T>& path, const DenseWork& work, T* starts, T* ends,
+void DenseCellCuda<Gates, T>::run(const CellTrajectory<T>& path, const DenseWork<T>& work, T* starts, T* ends,
                                   double* squares, bool keep, bool alone) const {
   if (work.count == 0) return;
   const auto launch = [&](auto layout, const DeviceArray<T>& weights) {
@@ -707,7 +716,7 @@ void DenseCellCuda<Gates, T>::run_tangents(const T* tangents, std::int64_t from,
   using L = typename Layouts<T, g, 64>::Few;
   const std::int64_t stride = static_cast<std::int64_t>(tangent_values<Gates>) * D_, size = std::int64_t{k} * D_;
   const CellTrajectory<T> path{tangents - from * stride, stride, deltas - (deltas ? from * size : 0), size};
-  DenseWork work{nullptr, grid, nullptr, last - first, first, true};
+  const DenseWork<T> work{.grid = grid, .count = last - first, .first = first};
   const auto blocks = static_cast<unsigned>((work.count + L::segments_of_block - 1) / L::segments_of_block);
   run_segments<Tangent<k, g>, T, L><<<blocks, L::threads * L::segments_of_block, 0, stream()>>>(
       path, work, alone_.data(), no_bias_.data(), D_, starts, ends, nullptr, deltas != nullptr);

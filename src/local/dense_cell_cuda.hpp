@@ -18,13 +18,14 @@ enum class BatchProducts : int {
 };
 
 /// Segments to run: a list on the device, or, if that is null, those of a grid.
+template <class T>
 struct DenseWork {
   const CellSegment* list = nullptr;
   SegmentGrid grid;
-  const unsigned char* active = nullptr;  ///< slots of the grid; null: all of them, after their warm-ups
+  const T* initial = nullptr;             ///< as in ShootingArrays: all slots, from there or after warm-ups; null: from
+  const unsigned char* active = nullptr;  ///< starts, those that are active, or, if this is null, all
   std::int64_t count = 0;
-  std::int64_t first = 0;    ///< slot of the grid that index 0 is
-  bool from_starts = false;  ///< all of them, without warm-ups
+  std::int64_t first = 0;  ///< slot of the grid that index 0 is
 };
 
 /// What a token does to a delta where channels mix: delta'_m = sum_q dp[m][q] (W_q delta_0) + sum_j ds[m][j] delta_j -
@@ -45,7 +46,7 @@ class DenseCellCuda {
 
   /// In registers. `alone`: few segments, as fast as one token after another can be, else as many tokens a second as
   /// can be (other bits). squares [slots][D] may be null.
-  void run(const CellTrajectory<T>& path, const DenseWork& work, T* starts, T* ends, double* squares, bool keep,
+  void run(const CellTrajectory<T>& path, const DenseWork<T>& work, T* starts, T* ends, double* squares, bool keep,
            bool alone) const;
   /// In step; `segments` is the list in `work` on the host. `alone`: the bits of a segment do not depend on how many
   /// there are.

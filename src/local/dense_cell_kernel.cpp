@@ -9,6 +9,7 @@
 #include "local/dense_cell_cuda.hpp"
 #include "local/lanes.hpp"
 #include "local/projection.hpp"
+#include "local/shooting_steps.hpp"
 #include "local/trajectory_lanes.hpp"
 #ifdef KOKKOS_ENABLE_CUDA
 #include "local/cuda_blas.hpp"
@@ -153,7 +154,7 @@ class DenseCellKernel final : public CellKernel<T> {
     const Kokkos::View<CellSegment*, Memory> list = list_;
 #ifdef KOKKOS_ENABLE_CUDA
     if (cuda_.in_registers())
-      cuda_.run(path, {list.data(), {}, nullptr, count}, starts, ends, nullptr, keep, true);
+      cuda_.run(path, {.list = list.data(), .count = count}, starts, ends, nullptr, keep, true);
     else
       cuda_.run_in_step(path, list.data(), segments, starts, ends, keep, true);
     Space().fence();  // the host looks at ends
@@ -180,11 +181,16 @@ class DenseCellKernel final : public CellKernel<T> {
     if (grid.slots == 0) return;
 #ifdef KOKKOS_ENABLE_CUDA
     if (cuda_.in_registers()) {
-      cuda_.run(path, {nullptr, grid, first ? nullptr : lanes.active, grid.slots}, lanes.starts, lanes.ends,
-                lanes.squares, true, grid.slots <= cuda_.processors());
+      DenseWork<T> work{.grid = grid, .count = grid.slots};
+      if (first)
+        work.initial = lanes.initial;
+      else
+        work.active = lanes.active;
+      cuda_.run(path, work, lanes.starts, lanes.ends, lanes.squares, true, grid.slots <= cuda_.processors());
       return;
     }
 #endif
+    if (first) place_starts(grid, static_cast<std::int64_t>(k) * D_, lanes.initial, lanes.starts);
     std::vector<unsigned char> active(grid.slots, 1);
     if (!first) copy_to_host<unsigned char>(lanes.active, grid.slots, active.data());
     std::vector<CellSegment> segments;
@@ -417,6 +423,7 @@ class DenseCellKernel final : public CellKernel<T> {
   GrowthSums look_on_device(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end,
                             const T* before) const {
     SharedVector<GrowthSums> sums(1);
+    this->begin_look();
     look_ahead(path, begin, end, before, sums.data());
     Space().fence(), wait_for_look();  // the host reads the sums
     return sums[0];
@@ -427,7 +434,8 @@ class DenseCellKernel final : public CellKernel<T> {
     const std::size_t bytes = sizeof(T) * (2 * g + 3 * k) * static_cast<std::size_t>(D_);
     const int level = bytes < (std::size_t{40} << 10) ? 0 : 1;
 #ifdef KOKKOS_ENABLE_CUDA
-    const Space space = beside();
+    const Space space(stream_);
+    check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "an event");
     if (cuda_.folds()) {
       cuda_.look(space.cuda_stream(), path, begin, end, before, out);
       check_cuda(cudaEventRecord(looked_, space.cuda_stream()), "looking along a path");
@@ -457,16 +465,14 @@ class DenseCellKernel final : public CellKernel<T> {
   }
   DenseCellKernel(const DenseCellKernel&) = delete;
   DenseCellKernel& operator=(const DenseCellKernel&) = delete;
-  /// A stream of its own for what the next kernels need not wait for; it waits for those that are launched.
-  Space beside() const {
+  /// What is looked at goes to a stream of its own, which waits for the kernels launched by now.
+  void begin_look() const override {
     if (!looked_) {
       check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
       check_cuda(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "an event");
       check_cuda(cudaEventCreateWithFlags(&looked_, cudaEventDisableTiming), "an event");
     }
     check_cuda(cudaEventRecord(ready_, Space().cuda_stream()), "an event");
-    check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "an event");
-    return Space(stream_);
   }
 #endif
 
@@ -487,9 +493,9 @@ class DenseCellKernel final : public CellKernel<T> {
       const T even = T(1) / T(sqrt(static_cast<double>(k * D)));
       for (int i = rank; i < k * D; i += team) v[i] = i % 3 == 1 ? -even : even;
       GrowthSums sums;
+      for (int i = rank; i < k * D; i += team) s[i] = before[i];
       for (std::int64_t t = begin; t < end; ++t) {
-        const T *from = t == begin ? before : path.h + (t - 1) * path.h_stride, *x = path.x + t * path.x_stride;
-        for (int i = rank; i < k * D; i += team) s[i] = from[i];
+        const T* x = path.x + t * path.x_stride;
         member.team_barrier();
         for (int j = rank; j < g * D; j += team) {
           const T* column = &Wt[packed_index<T>(D, 0, j)];
@@ -524,11 +530,13 @@ class DenseCellKernel final : public CellKernel<T> {
               for (int i = 0; i < g; ++i) xs[i] = x[i * D + d], ps[i] = p[i * D + d];
               for (int i = 0; i < k; ++i) hs[i] = s[i * D + d];
               Gates::derivatives(xs, ps, hs, dp, ds);
+              Gates::step(xs, ps, hs);
               for (int i = 0; i < k; ++i) {
                 T sum = 0;
                 for (int j = 0; j < g; ++j) sum += dp[i * g + j] * Wv[j * D + d];
                 for (int j = 0; j < k; ++j) sum += ds[i * k + j] * v[j * D + d];
                 next[i * D + d] = sum, squares += sum * sum;
+                s[i * D + d] = hs[i];
               }
             },
             size);

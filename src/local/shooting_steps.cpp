@@ -34,6 +34,15 @@ KOKKOS_INLINE_FUNCTION double size_of_jump(T jump) {
   return is_non_finite(jump) ? infinity : d < 0 ? -d : d;
 }
 
+KOKKOS_INLINE_FUNCTION GrowthSums as_sums(const LaneGrowth& g) {
+  GrowthSums sums;
+  sums.total = g.total, sums.prefix = g.prefix, sums.suffix = g.suffix, sums.best = g.best;
+  sums.norm_total = g.factor > 0 ? log(g.factor) : -700.f;
+  sums.norm_prefix = g.factor_most > 1 ? log(g.factor_most) : 0.f;
+  sums.error = g.error, sums.error_most = g.error_most;
+  return sums;
+}
+
 }  // namespace
 
 template <class T>
@@ -93,41 +102,185 @@ BorderVerdict compare_lanes(const SegmentGrid& grid, int state, int channels, co
   return verdict;
 }
 
+namespace {
+
+constexpr std::int64_t no_token = std::numeric_limits<std::int64_t>::max();
+
+KOKKOS_INLINE_FUNCTION BorderVerdict nothing_found() {
+  BorderVerdict v;
+  v.first_token = no_token;
+  return v;
+}
+KOKKOS_INLINE_FUNCTION void take(BorderVerdict& into, const BorderVerdict& v) {
+  into.left += v.left, into.squares += v.squares;
+  into.worst = v.worst > into.worst ? v.worst : into.worst;
+  into.first_token = v.first_token < into.first_token ? v.first_token : into.first_token;
+}
+
+/// `mine` of every thread of a team (a power of two), into the first thread's.
+template <class Member>
+KOKKOS_INLINE_FUNCTION void sum_up_team(const Member& member, BorderVerdict* shared, BorderVerdict& mine) {
+  const int rank = member.team_rank(), size = member.team_size();
+  shared[rank] = mine;
+  for (int step = 1; step < size; step *= 2) {
+    member.team_barrier();
+    if (rank % (2 * step) == 0) take(shared[rank], shared[rank + step]);
+  }
+  if (rank == 0) mine = shared[0];
+}
+
+/// The team's share is in its first thread's `mine`; the last team to come leaves the sum in `all`.
+template <class Member>
+KOKKOS_INLINE_FUNCTION void leave_share(const Member& member, std::int64_t teams, BorderVerdict* shared,
+                                        BorderVerdict mine, BorderVerdict* shares, int* finished, BorderVerdict* all) {
+  const int rank = member.team_rank(), size = member.team_size();
+  int last = 0;
+  if (rank == 0) {
+    shares[member.league_rank()] = mine;
+    Kokkos::memory_fence();  // the share before the count
+    last = Kokkos::atomic_fetch_add(finished, 1) == static_cast<int>(teams) - 1;
+  }
+  member.team_broadcast(last, 0);
+  if (!last) return;
+  Kokkos::memory_fence();
+  mine = nothing_found();
+  for (std::int64_t i = rank; i < teams; i += size) {
+    const volatile BorderVerdict& from = shares[i];
+    BorderVerdict v;
+    v.left = from.left, v.worst = from.worst, v.first_token = from.first_token, v.squares = from.squares;
+    take(mine, v);
+  }
+  member.team_barrier();  // the shared memory is used again
+  sum_up_team(member, shared, mine);
+  if (rank == 0) *all = mine, *finished = 0;
+}
+
+BorderVerdict read_verdict(VerdictWork& work) {
+  Space().fence();  // the host reads it
+  BorderVerdict v = *work.all();
+  if (v.first_token == no_token) v.first_token = -1;
+  return v;
+}
+
+using Teams = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
+
+}  // namespace
+
+void VerdictWork::prepare(std::int64_t teams) {
+  reserve(shares_, "longscan::shooting::verdicts", teams);
+  if (finished_.extent(0) == 0) finished_ = DeviceArray<int>("longscan::shooting::finished", 1);
+  if (all_.empty()) all_.resize(1);
+}
+
+template <class T>
+BorderVerdict compare_run(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes,
+                          Arriving<T> arriving, T* jumps, T* before, T* after, PartGrowth* growth, VerdictWork& work) {
+  constexpr int most = is_host_space<Space> ? 1 : 256, together = 4;
+  int team = 1;
+  while (team < most && 2 * team <= grid.slots) team *= 2;
+  team = is_host_space<Space> ? 1 : std::max(team, 32);
+  const std::int64_t D = channels, size = state * D, slots = grid.slots, each = (slots + team - 1) / team;
+  work.prepare(D);
+  BorderVerdict *const shares = work.shares(), *const all = work.all();
+  int* const finished = work.finished();
+  const auto policy =
+      Teams(Space(), D, team).set_scratch_size(0, Kokkos::PerTeam(most * (sizeof(LaneGrowth) + sizeof(BorderVerdict))));
+  Kokkos::parallel_for(
+      "longscan::shooting::compare", policy, KOKKOS_LAMBDA(const typename Teams::member_type& member) {
+        auto* sums_there = static_cast<LaneGrowth*>(member.team_scratch(0).get_shmem(most * sizeof(LaneGrowth)));
+        auto* there = static_cast<BorderVerdict*>(member.team_scratch(0).get_shmem(most * sizeof(BorderVerdict)));
+        const std::int64_t d = member.league_rank();
+        const int rank = member.team_rank(), threads = member.team_size();
+        BorderVerdict mine = nothing_found();
+        LaneGrowth sums;
+        const auto compare = [&](std::int64_t slot) {
+          const T* from = arriving_at<T>(grid.first, slot, size, lanes.ends, arriving);
+          bool differs = false;
+          for (int i = 0; i < state; ++i) {
+            const std::int64_t at = i * D + d;
+            T& start = lanes.starts[slot * size + at];
+            T jump = 0;
+            if (from && bits_of(from[at]) != bits_of(start)) {
+              differs = true, jump = from[at] - start, start = from[at];
+              const double here = size_of_jump(jump);
+              mine.worst = here > mine.worst ? here : mine.worst;
+            }
+            jumps[slot * size + at] = jump;
+            if (slot == 0) before[at] = start;
+            if (slot + 1 == slots) after[at] = lanes.ends[slot * size + at];
+          }
+          lanes.active[slot * D + d] = differs;
+          mine.squares += lanes.squares[slot * D + d];
+          if (!differs) return;
+          ++mine.left;
+          const std::int64_t token = grid.begin(grid.first, slot);
+          mine.first_token = token < mine.first_token ? token : mine.first_token;
+        };
+        const std::int64_t begin = rank * each, end = begin + each < slots ? begin + each : slots;
+        for (std::int64_t slot = begin; slot < end; slot += together) {
+          LaneGrowth read[together];
+          LONGSCAN_UNROLL
+          for (int i = 0; i < together; ++i)
+            if (growth && slot + i < end) read[i] = lanes.growth[(slot + i) * D + d];
+          LONGSCAN_UNROLL
+          for (int i = 0; i < together; ++i)
+            if (slot + i < end) compare(slot + i);
+          LONGSCAN_UNROLL
+          for (int i = 0; i < together; ++i)
+            if (growth && slot + i < end) sums = combine(sums, read[i]);
+        }
+        sums_there[rank] = sums;
+        for (int step = 1; step < threads && growth; step *= 2) {
+          member.team_barrier();
+          if (rank % (2 * step) == 0) sums_there[rank] = combine(sums_there[rank], sums_there[rank + step]);
+        }
+        if (rank == 0 && growth) {
+          PartGrowth part;
+          part.first = as_sums(sums_there[0]);
+          growth[d] = part;
+        }
+        sum_up_team(member, there, mine);
+        leave_share(member, D, there, mine, shares, finished, all);
+      });
+  return read_verdict(work);
+}
+
 template <class T>
 BorderVerdict measure_jumps(const SegmentGrid& grid, std::int64_t size, std::int64_t channels,
-                            const ShootingArrays<T>& lanes, Arriving<T> arriving, double* jumps) {
-  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
-  using Member = typename Policy::member_type;
+                            const ShootingArrays<T>& lanes, Arriving<T> arriving, double* jumps, T* before, T* after,
+                            VerdictWork& work) {
+  constexpr int threads = is_host_space<Space> ? 1 : 64;
   const double* squares = lanes.squares;
-  BorderVerdict verdict;
-  if (grid.slots == 0) return verdict;
-  Kokkos::parallel_reduce(
-      "longscan::shooting::jumps", Policy(Space(), grid.slots, is_host_space<Space> ? 1 : 64),
-      KOKKOS_LAMBDA(const Member& member, double& worst, double& sum) {
+  if (grid.slots == 0) return {};
+  work.prepare(grid.slots);
+  BorderVerdict *const shares = work.shares(), *const all = work.all();
+  int* const finished = work.finished();
+  const auto policy =
+      Teams(Space(), grid.slots, threads).set_scratch_size(0, Kokkos::PerTeam(threads * sizeof(BorderVerdict)));
+  Kokkos::parallel_for(
+      "longscan::shooting::jumps", policy, KOKKOS_LAMBDA(const typename Teams::member_type& member) {
+        auto* there = static_cast<BorderVerdict*>(member.team_scratch(0).get_shmem(threads * sizeof(BorderVerdict)));
         const std::int64_t slot = member.league_rank();
-        const SegmentRun run = grid.run_of(slot);
+        const int rank = member.team_rank();
+        const std::int64_t r = grid.runs == 1 ? 0 : grid.index_of(slot);
+        const SegmentRun run = grid.runs == 1 ? grid.first : grid.table[r];
+        const bool first = slot == run.slot;
+        const bool last = slot + 1 == (r + 1 < grid.runs ? grid.table[r + 1].slot : grid.slots);
         const T* from = arriving_at<T>(run, slot, size, lanes.ends, arriving);
-        double here = 0, squares_here = 0;
-        if (from)
-          Kokkos::parallel_reduce(
-              Kokkos::TeamThreadRange(member, size),
-              [&](const std::int64_t i, double& most) {
-                const double jump = size_of_jump<T>(from[i] - lanes.starts[slot * size + i]);
-                most = jump > most ? jump : most;
-              },
-              Kokkos::Max<double>(here));
-        if (squares)
-          Kokkos::parallel_reduce(
-              Kokkos::TeamThreadRange(member, channels),
-              [&](const std::int64_t d, double& part) { part += squares[slot * channels + d]; }, squares_here);
-        if (member.team_rank() != 0) return;
-        here = from && here > 0 ? here : 0;
-        jumps[slot] = here, sum += squares_here;
-        worst = here > worst ? here : worst;
-      },
-      Kokkos::Max<double>(verdict.worst), Kokkos::Sum<double>(verdict.squares));
-  verdict.worst = verdict.worst > 0 ? verdict.worst : 0;
-  return verdict;
+        BorderVerdict mine = nothing_found();
+        for (std::int64_t i = rank; i < size; i += threads) {
+          const T start = lanes.starts[slot * size + i];
+          const double jump = from ? size_of_jump<T>(from[i] - start) : 0;
+          mine.worst = jump > mine.worst ? jump : mine.worst;
+          if (first) before[r * size + i] = start;
+          if (last) after[r * size + i] = lanes.ends[slot * size + i];
+        }
+        for (std::int64_t d = rank; d < channels && squares; d += threads) mine.squares += squares[slot * channels + d];
+        sum_up_team(member, there, mine);
+        if (rank == 0) jumps[slot] = mine.worst;
+        leave_share(member, grid.slots, there, mine, shares, finished, all);
+      });
+  return read_verdict(work);
 }
 
 template <class T>
@@ -262,56 +415,6 @@ void newton_maps(const SegmentGrid& grid, int state, int channels, const Shootin
   if (state == 2) newton_maps_of<T, 2>(grid, channels, lanes, jumps, largest, maps, constants);
 }
 
-namespace {
-
-KOKKOS_INLINE_FUNCTION GrowthSums as_sums(const LaneGrowth& g) {
-  GrowthSums sums;
-  sums.total = g.total, sums.prefix = g.prefix, sums.suffix = g.suffix, sums.best = g.best;
-  sums.norm_total = g.factor > 0 ? log(g.factor) : -700.f;
-  sums.norm_prefix = g.factor_most > 1 ? log(g.factor_most) : 0.f;
-  sums.error = g.error, sums.error_most = g.error_most;
-  return sums;
-}
-
-}  // namespace
-
-void fold_growth(std::int64_t slots, int channels, const LaneGrowth* growth, PartGrowth* out) {
-  using Policy = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
-  constexpr int most = is_host_space<Space> ? 1 : 256, together = 4;
-  int team = 1;
-  while (team < most && 2 * team <= slots) team *= 2;
-  team = is_host_space<Space> ? 1 : std::max(team, 32);
-  const std::int64_t D = channels, each = (slots + team - 1) / team;
-  const auto policy = Policy(Space(), D, team).set_scratch_size(0, Kokkos::PerTeam(most * sizeof(LaneGrowth)));
-  Kokkos::parallel_for(
-      "longscan::shooting::growth", policy, KOKKOS_LAMBDA(const typename Policy::member_type& member) {
-        auto* shared = static_cast<LaneGrowth*>(member.team_scratch(0).get_shmem(most * sizeof(LaneGrowth)));
-        const std::int64_t d = member.league_rank();
-        const int rank = member.team_rank(), size = member.team_size();
-        std::int64_t slot = rank * each;
-        const std::int64_t end = slot + each < slots ? slot + each : slots;
-        LaneGrowth sums;
-        for (; slot < end; slot += together) {
-          LaneGrowth read[together];
-          LONGSCAN_UNROLL
-          for (int i = 0; i < together; ++i)
-            if (slot + i < end) read[i] = growth[(slot + i) * D + d];
-          LONGSCAN_UNROLL
-          for (int i = 0; i < together; ++i)
-            if (slot + i < end) sums = combine(sums, read[i]);
-        }
-        shared[rank] = sums;
-        for (int step = 1; step < size; step *= 2) {
-          member.team_barrier();
-          if (rank % (2 * step) == 0) shared[rank] = combine(shared[rank], shared[rank + step]);
-        }
-        if (rank != 0) return;
-        PartGrowth part;
-        part.first = as_sums(shared[0]);
-        out[d] = part;
-      });
-}
-
 void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t runs, int channels,
                  const LaneGrowth* growth, LaneGrowth* stretches, PartGrowth* out) {
   const std::int64_t D = channels;
@@ -345,16 +448,18 @@ void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t run
       });
 }
 
-#define LONGSCAN_INSTANTIATE(T)                                                                                   \
-  template void place_starts(const SegmentGrid&, std::int64_t, const T*, T*);                                     \
-  template void collect_states(const SegmentGrid&, std::int64_t, const T*, const T*, T*, T*);                     \
-  template BorderVerdict compare_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, T*);     \
-  template BorderVerdict measure_jumps(const SegmentGrid&, std::int64_t, std::int64_t, const ShootingArrays<T>&,  \
-                                       const T*, double*);                                                        \
-  template BorderVerdict hand_over(const SegmentGrid&, std::int64_t, const ShootingArrays<T>&, const T*,          \
-                                   const double*, double);                                                        \
-  template void newton_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, const T*, double); \
-  template void newton_maps(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, double,             \
+#define LONGSCAN_INSTANTIATE(T)                                                                                    \
+  template void place_starts(const SegmentGrid&, std::int64_t, const T*, T*);                                      \
+  template void collect_states(const SegmentGrid&, std::int64_t, const T*, const T*, T*, T*);                      \
+  template BorderVerdict compare_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, T*);      \
+  template BorderVerdict compare_run(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, T*, T*, T*, \
+                                     PartGrowth*, VerdictWork&);                                                   \
+  template BorderVerdict measure_jumps(const SegmentGrid&, std::int64_t, std::int64_t, const ShootingArrays<T>&,   \
+                                       const T*, double*, T*, T*, VerdictWork&);                                   \
+  template BorderVerdict hand_over(const SegmentGrid&, std::int64_t, const ShootingArrays<T>&, const T*,           \
+                                   const double*, double);                                                         \
+  template void newton_lanes(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, const T*, double);  \
+  template void newton_maps(const SegmentGrid&, int, int, const ShootingArrays<T>&, const T*, double,              \
                             const AffineMaps<T>&, T*);
 LONGSCAN_INSTANTIATE(float)
 LONGSCAN_INSTANTIATE(double)

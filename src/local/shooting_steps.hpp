@@ -2,6 +2,7 @@
 #pragma once
 // What happens between two shooting passes, on the device: starts of segments are compared with what arrives there.
 // `state` values of `channels` channels a slot, one after the other. Launches; those that return something wait.
+#include "core/device_memory.hpp"
 #include "local/cell_kernel.hpp"
 
 namespace longscan {
@@ -12,6 +13,17 @@ struct BorderVerdict {
   double worst = 0;               ///< largest jump; infinite if one is not finite
   std::int64_t first_token = -1;  ///< of the first segment whose start differs; -1: none
   double squares = 0;             ///< sum of ShootingArrays::squares
+};
+
+/// A stretch of slots within one run.
+struct GrowthPiece {
+  std::int64_t begin = 0, end = 0, run = 0;
+  bool operator==(const GrowthPiece&) const = default;
+};
+/// Growth over a part, by channel: of the first run, of the last one if it is another, of the rest together. (Their
+/// tokens are not counted.)
+struct PartGrowth {
+  GrowthSums first, last, rest;
 };
 
 /// A state that comes from elsewhere to the part's first segment, in memory that kernels reach; null: none does.
@@ -26,17 +38,37 @@ void place_starts(const SegmentGrid& grid, std::int64_t size, const T* states, T
 template <class T>
 void collect_states(const SegmentGrid& grid, std::int64_t size, const T* starts, const T* ends, T* before, T* after);
 
+/// What a verdict over a part is made in: a team leaves its share, and the last one sums all up, in a fixed order.
+class VerdictWork {
+ public:
+  void prepare(std::int64_t teams);
+  BorderVerdict* shares() const { return shares_.data(); }
+  int* finished() const { return finished_.data(); }
+  BorderVerdict* all() { return all_.data(); }
+
+ private:
+  DeviceArray<BorderVerdict> shares_;
+  DeviceArray<int> finished_;  ///< teams; zero between launches
+  SharedVector<BorderVerdict> all_;
+};
+
 /// Channels that do not mix: every start that has other bits than what arrives is replaced, its lane becomes active,
 /// the others do not. `jumps` [slots][size] as they were. Launches "longscan::shooting::compare" and waits.
 template <class T>
 BorderVerdict compare_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes,
                             Arriving<T> arriving, T* jumps);
+/// The same for a part that is one run, with what else is wanted of a pass in the same launch: states as collect_states
+/// leaves them, and the growth over all slots, by channel, in memory that kernels reach, unless `lanes` has none.
+template <class T>
+BorderVerdict compare_run(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes,
+                          Arriving<T> arriving, T* jumps, T* before, T* after, PartGrowth* growth, VerdictWork& work);
 
-/// Channels that mix: largest jump of each slot, infinite if one is not finite; sums up squares unless that is null.
-/// Launches "longscan::shooting::jumps" and waits.
+/// Channels that mix: largest jump of each slot, infinite if one is not finite; sums up squares unless that is null;
+/// states as collect_states leaves them. Launches "longscan::shooting::jumps" and waits.
 template <class T>
 BorderVerdict measure_jumps(const SegmentGrid& grid, std::int64_t size, std::int64_t channels,
-                            const ShootingArrays<T>& lanes, Arriving<T> arriving, double* jumps);
+                            const ShootingArrays<T>& lanes, Arriving<T> arriving, double* jumps, T* before, T* after,
+                            VerdictWork& work);
 /// Starts whose jump is above `limit` are replaced and become active. Launches "longscan::shooting::hand_over" and
 /// waits.
 template <class T>
@@ -56,22 +88,9 @@ template <class T>
 void newton_maps(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes, const T* jumps,
                  double largest, const AffineMaps<T>& maps, T* constants);
 
-/// A stretch of slots within one run.
-struct GrowthPiece {
-  std::int64_t begin = 0, end = 0, run = 0;
-  bool operator==(const GrowthPiece&) const = default;
-};
-/// Growth over a part, by channel: of the first run, of the last one if it is another, of the rest together. (Their
-/// tokens are not counted.)
-struct PartGrowth {
-  GrowthSums first, last, rest;
-};
-/// `pieces` and `stretches` [count][channels] (to work in) on the device; `out` [channels] in memory that kernels
-/// reach. Launches "longscan::shooting::growth" twice.
+/// Of a part of several runs: `pieces` and `stretches` [count][channels] (to work in) on the device; `out` [channels]
+/// in memory that kernels reach. Launches "longscan::shooting::growth" twice.
 void fold_growth(const GrowthPiece* pieces, std::int64_t count, std::int64_t runs, int channels,
                  const LaneGrowth* growth, LaneGrowth* stretches, PartGrowth* out);
-
-/// The same of a part that is one run: all `slots`, a team a channel. Launches "longscan::shooting::growth" once.
-void fold_growth(std::int64_t slots, int channels, const LaneGrowth* growth, PartGrowth* out);
 
 }  // namespace longscan
