@@ -20,7 +20,7 @@ double copy_rate();
 
 struct BenchNewton;
 class Transport;
-/// `bench newton --projected`.
-void run_bench_recurrence(Transport& ranks, const BenchNewton& bench);
+/// `bench newton --projected`, for one number of tokens and one scale: its rows.
+nlohmann::json run_bench_recurrence(Transport& ranks, const BenchNewton& bench);
 
 }  // namespace longscan

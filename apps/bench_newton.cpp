@@ -113,7 +113,7 @@ double error_of(Transport& ranks, const std::vector<T>& h, const T* expected) {
 }
 
 template <class T>
-void bench_in(Transport& ranks, const BenchNewton& bench) {
+nlohmann::json bench_in(Transport& ranks, const BenchNewton& bench) {
   const SyntheticCell cell{bench.cell, bench.hidden, features, 1, false, bench.recurrent_scale};
   check(cell);
   const CellWeights weights = synthetic_weights(cell, 1, sizeof(T) == 8 ? DType::f64 : DType::f32);
@@ -166,11 +166,7 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
     const double error = error_of(ranks, c.h(), expected.data() + c.part().begin * bench.hidden);
     add(std::string(name_of(method)), time, c.report, error, floor, ranks.size());
   }
-  if (ranks.rank() != 0) return;
-  if (bench.json) {
-    std::printf("%s\n", rows.dump(2).c_str());
-    return;
-  }
+  if (ranks.rank() != 0 || bench.json) return rows;
   std::printf("%s  T = %lld, D = %d, recurrent scale %g, %s, %d rank%s (%s); Lyapunov exponent %.3g\n",
               bench.cell.c_str(), static_cast<long long>(bench.tokens), bench.hidden, bench.recurrent_scale,
               sizeof(T) == 8 ? "f64" : "f32", ranks.size(), ranks.size() == 1 ? "" : "s", device_name().c_str(),
@@ -189,24 +185,31 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
       std::printf("%9.1e", row["error"].get<double>());
     std::printf("  %s\n", row["status"].get<std::string>().c_str());
   }
+  return rows;
 }
 
 }  // namespace
 
-void run_bench_newton(Transport& ranks, const BenchNewton& bench) {
+void run_bench_newton(Transport& ranks, const BenchNewton& command) {
+  BenchNewton bench = command;
   // weights, and for each token at least x or its projection, a state, and one to compare with
   const double D = bench.hidden, bytes = bench.precision == Precision::f64 ? 8 : 4;
   const bool mixes = bench.cell != "paragru" && bench.cell != "paralstm";
+  const std::int64_t longest = *std::max_element(bench.lengths.begin(), bench.lengths.end());
   agree(ranks, [&] {
-    require_memory(bytes * (4 * D * (features + (mixes ? D : 1)) + 3 * D * static_cast<double>(bench.tokens)),
+    require_memory(bytes * (4 * D * (features + (mixes ? D : 1)) + 3 * D * static_cast<double>(longest)),
                    "weights and states of these sizes");
   });
-  if (bench.projected)
-    run_bench_recurrence(ranks, bench);
-  else if (bench.precision == Precision::f64)
-    bench_in<double>(ranks, bench);
-  else
-    bench_in<float>(ranks, bench);
+  nlohmann::json rows = nlohmann::json::array();
+  for (const std::int64_t tokens : bench.lengths)
+    for (const double scale : bench.scales) {
+      bench.tokens = tokens, bench.recurrent_scale = scale;
+      const nlohmann::json table = bench.projected                     ? run_bench_recurrence(ranks, bench)
+                                   : bench.precision == Precision::f64 ? bench_in<double>(ranks, bench)
+                                                                       : bench_in<float>(ranks, bench);
+      rows.insert(rows.end(), table.begin(), table.end());
+    }
+  if (bench.json && ranks.rank() == 0) std::printf("%s\n", rows.dump(2).c_str());
 }
 
 }  // namespace longscan

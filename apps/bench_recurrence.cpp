@@ -162,7 +162,7 @@ double time_of_projection(Transport& ranks, std::int64_t tokens, int features, s
 }
 
 template <class T>
-void bench_in(Transport& ranks, const BenchNewton& bench) {
+nlohmann::json bench_in(Transport& ranks, const BenchNewton& bench) {
 #ifdef KOKKOS_ENABLE_CUDA
   if (!bench.products.empty())
     batch_products() = bench.products == "three"  ? BatchProducts::three
@@ -254,11 +254,7 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
       add_stored("auto f16", time_stored<StoredF16>(*kernel, bench.tokens, x, Stored::f16, o, bench.runs));
     }
   }
-  if (ranks.rank() != 0) return;
-  if (bench.json) {
-    std::printf("%s\n", rows.dump(2).c_str());
-    return;
-  }
+  if (ranks.rank() != 0 || bench.json) return rows;
   std::printf(
       "%s  T = %lld, D = %d, recurrent scale %g, %s, %d rank%s (%s), inputs projected; Lyapunov exponent %.3g\n",
       bench.cell.c_str(), static_cast<long long>(bench.tokens), bench.hidden, bench.recurrent_scale,
@@ -280,15 +276,13 @@ void bench_in(Transport& ranks, const BenchNewton& bench) {
     std::printf("  %s%s\n", row["status"].get<std::string>().c_str(),
                 row["bits_of_token_loop"].get<bool>() ? ", the token loop's bits" : "");
   }
+  return rows;
 }
 
 }  // namespace
 
-void run_bench_recurrence(Transport& ranks, const BenchNewton& bench) {
-  if (bench.precision == Precision::f64)
-    bench_in<double>(ranks, bench);
-  else
-    bench_in<float>(ranks, bench);
+nlohmann::json run_bench_recurrence(Transport& ranks, const BenchNewton& bench) {
+  return bench.precision == Precision::f64 ? bench_in<double>(ranks, bench) : bench_in<float>(ranks, bench);
 }
 
 }  // namespace longscan

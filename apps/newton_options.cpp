@@ -48,13 +48,16 @@ void generate_newton_options(CLI::App& app, GenerateNewton& g) {
 }
 
 void bench_newton_options(CLI::App& app, BenchNewton& b) {
-  app.add_option("--tokens", b.tokens, "tokens, T")->check(whole_number(1))->capture_default_str();
+  app.add_option("--tokens", b.lengths, "tokens, T; a table for each of several")
+      ->check(whole_number(1))
+      ->type_name("N")
+      ->default_str("65536");
   cell_type(app, b.cell, "type of the cell");
   app.add_option("--hidden", b.hidden, "channels, D")->check(whole_number(1, most_int))->capture_default_str();
-  app.add_option("--recurrent-scale", b.recurrent_scale, "size of the recurrent weights, as in generate newton")
+  app.add_option("--recurrent-scale", b.scales, "size of the recurrent weights, as in generate newton; or several")
       ->check(non_negative_number())
       ->type_name("R")
-      ->capture_default_str();
+      ->default_str("1");
   choice(app, "--precision", b.precision, wide_precisions, "arithmetic (default f32)");
   app.add_option_function<std::vector<std::string>>(
          "--method",

@@ -111,10 +111,12 @@ struct BenchDelta {
 };
 
 struct BenchNewton {
-  std::int64_t tokens = 65536;
+  std::vector<std::int64_t> lengths = {65536};  ///< each with each of the scales
+  std::vector<double> scales = {1};
+  std::int64_t tokens = 0;  ///< of these, those of a table
+  double recurrent_scale = 0;
   std::string cell = "paragru";
   int hidden = 64, runs = 5;
-  double recurrent_scale = 1;
   Precision precision = Precision::f32;
   std::vector<NewtonMethod> methods;  ///< beside auto and the token loop
   std::int64_t segment = 0, max_iterations = 100;

@@ -408,6 +408,12 @@ class Tools(NewtonCommand):
                 self.assertGreater(row["projection_ms"], 0)
                 self.assertLess(row["projection_ms"], row["max_ms"])
             self.assertEqual(rows["auto"]["ranks"], ranks)
+        for more in ((), ("--projected",)):
+            out, _ = self.succeed("bench", "newton", "--tokens", "50", "300", "--recurrent-scale", "0.5", "2", "--hidden",
+                                  "4", "--runs", "2", "--json", *more)
+            rows = [(r["name"], r["tokens"], r["recurrent_scale"]) for r in json.loads(out)]
+            self.assertEqual(rows, [(name, tokens, scale) for tokens in (50, 300) for scale in (0.5, 2)
+                                    for name in ("sequential", "auto")])
         for cell, ranks in (("paralstm", 1), ("gru", 2)):
             out, _ = self.succeed("bench", "io", "--cell", cell, "--tokens", "3000", "--hidden", "16", "--input", "4",
                                   "--runs", "2", "--window", "700", "--folder", self.folder, "--json", ranks=ranks)
