@@ -14,7 +14,7 @@ struct ParaGru {
   static constexpr int state = 1, inputs = 3, weights = 3;
 
   template <class T>
-  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T* a, T* h) {
+  LONGSCAN_INLINE_FUNCTION static void step(const T* x, const T* a, T* h) {
     const T z = sigmoid(fused(a[0], h[0], x[0])), r = sigmoid(fused(a[1], h[0], x[1]));
     const T c = hyperbolic_tangent(fused(a[2], h[0] * r, x[2]));
     h[0] = fused(z, c - h[0], h[0]);
@@ -41,7 +41,7 @@ struct ParaLstm {
   static constexpr int state = 2, inputs = 3, weights = 5;
 
   template <class T>
-  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T* a, T* s) {
+  LONGSCAN_INLINE_FUNCTION static void step(const T* x, const T* a, T* s) {
     const T f = sigmoid(fused(a[0], s[0], fused(a[3], s[1], x[0]))), g = hyperbolic_tangent(fused(a[1], s[0], x[1]));
     const T c = fused(f, s[1] - g, g);
     const T o = sigmoid(fused(a[2], s[0], fused(a[4], c, x[2])));
@@ -72,7 +72,7 @@ struct ParaLstm {
 struct RnnTanhGates {
   static constexpr int state = 1, gates = 1;
   template <class T>
-  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
+  LONGSCAN_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
     s[0] = hyperbolic_tangent(x[0] + p[0]);
   }
   /// dp [state][gates] = ds'/dp, ds [state][state] = ds'/ds at fixed p; s is the state before.
@@ -87,7 +87,7 @@ struct RnnTanhGates {
 struct RnnReluGates {
   static constexpr int state = 1, gates = 1;
   template <class T>
-  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
+  LONGSCAN_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
     const T v = x[0] + p[0];
     s[0] = v < T(0) ? T(0) : v;  // NaN stays NaN
   }
@@ -101,7 +101,7 @@ struct RnnReluGates {
 struct GruGates {
   static constexpr int state = 1, gates = 3;
   template <class T>
-  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
+  LONGSCAN_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
     const T r = sigmoid(x[0] + p[0]), z = sigmoid(x[1] + p[1]), n = hyperbolic_tangent(fused(r, p[2], x[2]));
     s[0] = fused(z, s[0] - n, n);
   }
@@ -117,7 +117,7 @@ struct GruGates {
 struct LstmGates {
   static constexpr int state = 2, gates = 4;
   template <class T>
-  KOKKOS_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
+  LONGSCAN_INLINE_FUNCTION static void step(const T* x, const T* p, T* s) {
     const T i = sigmoid(x[0] + p[0]), f = sigmoid(x[1] + p[1]), g = hyperbolic_tangent(x[2] + p[2]),
             o = sigmoid(x[3] + p[3]);
     s[1] = fused(f, s[1], i * g);

@@ -10,16 +10,24 @@
 
 namespace longscan {
 
+/// A function that loops over channels call. On a host it is inlined whatever its size: a call in its midst, and the
+/// loop is not vectorised.
+#ifdef __CUDACC__
+#define LONGSCAN_INLINE_FUNCTION KOKKOS_INLINE_FUNCTION
+#else
+#define LONGSCAN_INLINE_FUNCTION KOKKOS_FORCEINLINE_FUNCTION
+#endif
+
 /// a * b + c with one rounding where the machine has it. Cells write every product-plus-sum this way, so that the
 /// compiler has no choice to make and every instantiation has the same bits.
-KOKKOS_INLINE_FUNCTION double fused(double a, double b, double c) {
+LONGSCAN_INLINE_FUNCTION double fused(double a, double b, double c) {
 #if defined(__FMA__) || defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__) || defined(__aarch64__)
   return __builtin_fma(a, b, c);
 #else
   return a * b + c;
 #endif
 }
-KOKKOS_INLINE_FUNCTION float fused(float a, float b, float c) {
+LONGSCAN_INLINE_FUNCTION float fused(float a, float b, float c) {
 #if defined(__FMA__) || defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__) || defined(__aarch64__)
   return __builtin_fmaf(a, b, c);
 #else
@@ -29,7 +37,7 @@ KOKKOS_INLINE_FUNCTION float fused(float a, float b, float c) {
 
 /// e^x for x <= 0 (also -infinity). Results below the smallest normal number are 0. Relative error below 2 units in
 /// the last place. exp_nonpositive(0) is exactly 1.
-KOKKOS_INLINE_FUNCTION float exp_nonpositive(float x) {
+LONGSCAN_INLINE_FUNCTION float exp_nonpositive(float x) {
   const float lowest = -87.33654f;
   const float y = x < lowest ? lowest : x;
   // nearest integer of y/ln2: adding 1.5 * 2^23 leaves it in the low bits
@@ -48,7 +56,7 @@ KOKKOS_INLINE_FUNCTION float exp_nonpositive(float x) {
   return x < lowest ? 0.0f : result;
 }
 
-KOKKOS_INLINE_FUNCTION double exp_nonpositive(double x) {
+LONGSCAN_INLINE_FUNCTION double exp_nonpositive(double x) {
   const double lowest = -708.396;
   const double y = x < lowest ? lowest : x;
   const double shifted = fused(y, 1.4426950408889634, 6755399441055744.0);
@@ -73,7 +81,7 @@ KOKKOS_INLINE_FUNCTION double exp_nonpositive(double x) {
 }
 
 /// e^x - 1 for x <= 0, with a small relative error near 0 too. -1 below about -87 (float) or -708 (double).
-KOKKOS_INLINE_FUNCTION float expm1_nonpositive(float x) {
+LONGSCAN_INLINE_FUNCTION float expm1_nonpositive(float x) {
   const float y = x < -87.0f ? -87.0f : x;
   const float shifted = fused(y, 1.442695041f, 12582912.0f);
   const float n = shifted - 12582912.0f;
@@ -89,7 +97,7 @@ KOKKOS_INLINE_FUNCTION float expm1_nonpositive(float x) {
   return fused(power, p, power - 1.0f);
 }
 
-KOKKOS_INLINE_FUNCTION double expm1_nonpositive(double x) {
+LONGSCAN_INLINE_FUNCTION double expm1_nonpositive(double x) {
   const double y = x < -708.0 ? -708.0 : x;
   const double shifted = fused(y, 1.4426950408889634, 6755399441055744.0);
   const double n = shifted - 6755399441055744.0;
@@ -138,7 +146,7 @@ __device__ __forceinline__ double reciprocal(double x) {
 
 /// 1 / (1 + e^-x)
 template <class T>
-KOKKOS_INLINE_FUNCTION T sigmoid(T x) {
+LONGSCAN_INLINE_FUNCTION T sigmoid(T x) {
 #ifdef __CUDA_ARCH__
   if constexpr (sizeof(T) == 4) {  // 2^x may be infinite: its reciprocal is the right limit
     return device::reciprocal(1.0f + device::power_of_two(-1.442695041f * x));
@@ -157,7 +165,7 @@ KOKKOS_INLINE_FUNCTION T sigmoid(T x) {
 /// Hyperbolic tangent, relative error of a few units in the last place everywhere. (A polynomial of exp(2x) - 1 rather
 /// than of exp(2x): near 0 the difference to 1 keeps its digits.)
 template <class T>
-KOKKOS_INLINE_FUNCTION T hyperbolic_tangent(T x) {
+LONGSCAN_INLINE_FUNCTION T hyperbolic_tangent(T x) {
 #ifdef __CUDA_ARCH__
   if constexpr (sizeof(T) == 4) {
     // 1 - 2 / (1 + e^2|x|) has a small absolute error; below 0.4 five terms of the series keep the relative one small

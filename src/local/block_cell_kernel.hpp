@@ -235,7 +235,7 @@ class BlockCellKernel final : public CellKernel<T> {
     for (int d = c0; d < c1; ++d) channel(x, weights, s, D, d);
   }
 
-  KOKKOS_INLINE_FUNCTION static void channel(const T* x, const T* weights, T* s, int D, int d) {
+  LONGSCAN_INLINE_FUNCTION static void channel(const T* x, const T* weights, T* s, int D, int d) {
     T xs[g], ws[nw], h[k];
     for (int i = 0; i < g; ++i) xs[i] = x[i * D + d];
     for (int i = 0; i < nw; ++i) ws[i] = weights[i * D + d];
