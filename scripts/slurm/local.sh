@@ -13,21 +13,38 @@ cpus=${LONGSCAN_SLURM_CPUS:-4}  # may be more than there are
 export SLURM_CONF=$dir/slurm.conf
 socket=$dir/munge/socket
 
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+# Two ports that are free, below those that the system gives out by itself: until they are used nobody is given them.
+free_ports() {
+  python3 -c '
+import random, socket
+with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
+    first = int(f.read().split()[0])
+low, high = (max(1024, first - 16384), first) if first > 4096 else (1024, 65536)
+held = []
+for port in random.sample(range(low, high), high - low):
+    held.append(socket.socket())
+    try:
+        held[-1].bind(("", port))
+    except OSError:
+        held.pop().close()
+    if len(held) == 2:
+        break
+print(*(s.getsockname()[1] for s in held))'
 }
 
 configure() {
+  local controller daemon
   mkdir -p "$dir"/{munge,state,spool,log}
   chmod 711 "$dir" "$dir/munge"
+  read -r controller daemon < <(free_ports)
   (umask 077 && head -c 128 /dev/urandom > "$dir/munge/key")
   cat > "$SLURM_CONF" << CONF
 ClusterName=local
 SlurmctldHost=$host(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
-SlurmctldPort=$(free_port)
-SlurmdPort=$(free_port)
+SlurmctldPort=$controller
+SlurmdPort=$daemon
 AuthType=auth/munge
 AuthInfo=socket=$socket
 CredType=cred/munge
