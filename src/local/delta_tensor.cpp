@@ -149,12 +149,14 @@ struct ScaleCheck {
   }
 };
 
-/// Columns of the state that tasks of their own take: a kernel holds 64 to 128. Columns do not depend on each other.
+/// Columns of the state that tasks of their own take: a kernel holds 64 to 128; for more than 128 keys it cuts them
+/// itself. Columns do not depend on each other.
 struct Tile {
   int begin = 0, columns = 0;
 };
-std::vector<Tile> tiles_of(int d_value) {
+std::vector<Tile> tiles_of(int d_key, int d_value) {
   constexpr int least = 64, most = 128, unit = 8;
+  if (d_key > most) return {{0, d_value}};
   std::vector<Tile> tiles;
   for (int begin = 0; begin < d_value;) {
     const int left = d_value - begin;
@@ -215,7 +217,7 @@ bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
   const hopper::Pass p = describe(pass);
   hopper::Pass square = p;  // P
   square.d_value = r.d_key, square.v = p.k;
-  const std::vector<Tile> tiles = tiles_of(r.d_value);
+  const std::vector<Tile> tiles = tiles_of(r.d_key, r.d_value);
   return r.chunk == 64 && !r.dplr && !r.normalize_keys && !r.round_to_bf16 && r.inverse == Inverse::forward &&
          r.half_operands && in.log_decay.heads_per_stored == 1 && !(r.outputs && pass.state_every > 0) &&
          size_of(in.k.type) == 2 && in.v.type == in.k.type && in.v.heads_per_stored == 1 &&
@@ -231,15 +233,16 @@ bool DeltaTensor::applies(const DeltaPass<float>& pass) const {
 
 int DeltaTensor::side_by_side(const DeltaPass<float>& pass) {
   const DeltaRules& r = pass.rules;
-  return properties().multiProcessorCount *
-         hopper::tasks_at_once(r.d_key, tiles_of(r.d_value).front().columns, r.channel_decay);
+  const int columns = tiles_of(r.d_key, r.d_value).front().columns;
+  const int tasks = properties().multiProcessorCount * hopper::tasks_at_once(r.d_key, columns, r.channel_decay);
+  return std::max(1, tasks / hopper::ctas_of_task(r.d_key, columns));
 }
 
 void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks) {
   Memory& m = *memory_;
   const auto n = static_cast<std::int64_t>(tasks.size());
   const int K = pass.rules.d_key;
-  const std::vector<Tile> tiles = tiles_of(pass.rules.d_value);
+  const std::vector<Tile> tiles = tiles_of(pass.rules.d_key, pass.rules.d_value);
   m.launched = tasks.size(), m.per_task = tiles.size() + (pass.rules.map ? 1 : 0);
   m.tasks.clear();
   const auto add = [&](const DeltaTask<float>& from, int state_column, int to_column, std::int32_t flags) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests and times of the Hopper kernels on their own: no Kokkos, no MPI.
 //     nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a *.cu -o bench_hopper
-//     bench_hopper [descriptors] [check] [channels] [small] [least] [maps] [time] [time_channels] [brief] [long]
-//     (default: all but small, least)
+//     bench_hopper [descriptors] [check] [channels] [wide] [small] [least] [least_wide] [maps] [time] [time_channels]
+//     [time_wide]
+//                  [brief] [long]
+//     (default: all but small, least, least_wide)
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -29,7 +31,8 @@ using namespace longscan::hopper;
 
 namespace {
 
-constexpr int D = 128;  // at most; keys and values of the operand tests
+constexpr int D = 128;     // keys and values of the operand tests
+constexpr int most = 256;  // elements of keys and values
 int failures = 0;
 
 void verdict(const char* what, double value, double limit) {
@@ -70,22 +73,25 @@ __device__ double get(const float* p) { return *p; }
 __device__ double get(const __nv_bfloat16* p) { return __bfloat162float(*p); }
 __device__ double get(const __half* p) { return __half2float(*p); }
 
+/// A warp has elements 4 · lane to 4 · lane + 3 of each 128 of a vector.
+__device__ int element(int lane, int j) { return j / 4 * 128 + 4 * lane + j % 4; }
+
 /// One warp a vector of `size` elements; `unit` vectors have length 1. The coordinates from `span` on are zero.
 template <class T>
 __global__ void fill_vectors(T* x, std::int64_t vectors, int size, std::uint64_t seed, bool unit, int span) {
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   if (i >= vectors) return;
-  float e[4], squares = 0;
-  for (int j = 0; j < 4; ++j) {
-    const int k = lane * 4 + j;
-    e[j] = k < span && k < size ? normal(seed, i * D + k) : 0.f;
+  float e[most / 32], squares = 0;
+  for (int j = 0; j < most / 32; ++j) {
+    const int k = element(lane, j);
+    e[j] = k < span && k < size ? normal(seed, i * (size > 128 ? most : 128) + k) : 0.f;
     squares += e[j] * e[j];
   }
   for (int d = 16; d > 0; d >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, d);
   const float f = unit ? rsqrtf(squares) : 1.f;
-  for (int j = 0; j < 4; ++j)
-    if (lane * 4 + j < size) put(x + i * size + lane * 4 + j, e[j] * f);
+  for (int j = 0; j < most / 32; ++j)
+    if (element(lane, j) < size) put(x + i * size + element(lane, j), e[j] * f);
 }
 
 template <class T>
@@ -122,7 +128,7 @@ struct Problem {
   bool equal = false;        ///< the same in all channels
   bool short_gates = false;  ///< of the vectors' type
   bool undecayed = false;
-  int span = D;
+  int span = most;
   float beta_high = 1.f;
   int group = 1;  ///< heads of v to one of q and k
 };
@@ -155,9 +161,9 @@ struct Inputs {
     beta = device<T>(n), eta = device<T>(n);
     const auto blocks = static_cast<unsigned>((n + 7) / 8), few = static_cast<unsigned>((n + 255) / 256);
     if (n > 0) {
-      fill_vectors<<<blocks, 256>>>(q, shared, dk, seed + 1, true, D);
+      fill_vectors<<<blocks, 256>>>(q, shared, dk, seed + 1, true, most);
       fill_vectors<<<blocks, 256>>>(k, shared, dk, seed + 2, true, problem.span);
-      fill_vectors<<<blocks, 256>>>(v, n, dv, seed + 3, false, D);
+      fill_vectors<<<blocks, 256>>>(v, n, dv, seed + 3, false, most);
       fill_scalars<<<few, 256>>>(beta, n, seed + 4, 0.f, problem.beta_high);
       fill_scalars<<<few, 256>>>(eta, n, seed + 5, 0.f, 1.f);
       if (problem.gates != Gates::none) {
@@ -223,17 +229,17 @@ struct Inputs {
 
 // ---- float64, token by token ----
 
-/// One warp a row of S of one task: four channels a lane. Compares with o when `errors` is given:
+/// One warp a row of S of one task, `Each` channels a lane. Compares with o when `errors` is given:
 /// errors[0] += (o - exact)², errors[1] += exact², and counts elements in errors[2].
-template <class T>
+template <int Each, class T>
 __global__ void reference(Given<T> in, const Task* tasks, int task_count, double* ends, double* errors) {
   const int w = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (w >= task_count * in.d_value) return;
   const Task task = tasks[w / in.d_value];
   const int v = w % in.d_value;
-  double s[4];
-  for (int j = 0; j < 4; ++j) {
-    const int k = lane * 4 + j;
+  double s[Each];
+  for (int j = 0; j < Each; ++j) {
+    const int k = element(lane, j);
     s[j] = k >= in.d_key                ? 0.0
            : task.flags & from_identity ? (k == v)
            : task.from.data             ? task.from.data[k * task.from.k_stride + v * task.from.v_stride]
@@ -242,20 +248,21 @@ __global__ void reference(Given<T> in, const Task* tasks, int task_count, double
   double wrong = 0, size = 0, count = 0;
   for (std::int64_t t = task.begin; t < task.end; ++t) {
     const std::int64_t i = t * in.heads + task.head, shared = t * (in.heads / in.group) + task.head / in.group;
-    double k[4], q[4], decay[4], sk = 0, sq = 0;
-    for (int j = 0; j < 4; ++j) {
-      const bool inside = lane * 4 + j < in.d_key;
-      const std::int64_t g = i * in.channels + (in.channels > 1 && inside ? lane * 4 + j : 0);
+    double k[Each], q[Each], decay[Each], sk = 0, sq = 0;
+    for (int j = 0; j < Each; ++j) {
+      const int c = element(lane, j);
+      const bool inside = c < in.d_key;
+      const std::int64_t g = i * in.channels + (in.channels > 1 && inside ? c : 0);
       decay[j] = in.log_decay ? exp(get(in.log_decay + g)) : in.short_decay ? exp(get(in.short_decay + g)) : 1.0;
-      k[j] = inside ? get(in.k + shared * in.d_key + lane * 4 + j) : 0;
-      q[j] = inside ? get(in.q + shared * in.d_key + lane * 4 + j) : 0;
+      k[j] = inside ? get(in.k + shared * in.d_key + c) : 0;
+      q[j] = inside ? get(in.q + shared * in.d_key + c) : 0;
       sk += (in.undecayed ? s[j] : decay[j] * s[j]) * k[j];
     }
     for (int d = 16; d > 0; d >>= 1) sk += __shfl_xor_sync(0xffffffffu, sk, d);
     const double beta = get(in.beta + i), eta = in.own_eta ? get(in.eta + i) : beta;
     const double value = task.flags & without_values ? 0.0 : get(in.v + i * in.d_value + v);
     const double x = eta * value - beta * sk;
-    for (int j = 0; j < 4; ++j) s[j] = decay[j] * s[j] + x * k[j], sq += s[j] * q[j];
+    for (int j = 0; j < Each; ++j) s[j] = decay[j] * s[j] + x * k[j], sq += s[j] * q[j];
     if (errors) {
       for (int d = 16; d > 0; d >>= 1) sq += __shfl_xor_sync(0xffffffffu, sq, d);
       const double e = get(in.o + i * in.d_value + v) - sq;
@@ -264,13 +271,14 @@ __global__ void reference(Given<T> in, const Task* tasks, int task_count, double
   }
   if (errors && lane == 0) atomicAdd(errors, wrong), atomicAdd(errors + 1, size), atomicAdd(errors + 2, count);
   if (ends)
-    for (int j = 0; j < 4; ++j)
-      if (lane * 4 + j < in.d_key) ends[static_cast<std::int64_t>(w) * in.d_key + lane * 4 + j] = s[j];
+    for (int j = 0; j < Each; ++j)
+      if (element(lane, j) < in.d_key) ends[static_cast<std::int64_t>(w) * in.d_key + element(lane, j)] = s[j];
 }
 
 template <class T>
 void run_reference(const Given<T>& in, const Task* tasks, int count, double* ends, double* errors) {
-  reference<T><<<(count * in.d_value + 3) / 4, 128>>>(in, tasks, count, ends, errors);
+  const auto kernel = in.d_key > 128 ? reference<8, T> : reference<4, T>;
+  kernel<<<(count * in.d_value + 3) / 4, 128>>>(in, tasks, count, ends, errors);
   CHECK(cudaGetLastError());
 }
 
@@ -334,6 +342,8 @@ __global__ void operand_kernel(const __half* a, const __half* b, float* out, int
       const int step = (s >> 2) * 8192 + (s & 3) * 32;
       product_tiles_n64<false, false>(d, advance(tile, step), advance(rows, step));
     }
+  } else if (form == 5) {  // a[64 × 64] · B[64 × columns 32 to 63]
+    for (int s = 0; s < 4; ++s) product_columns_n32(d, f + 4 * s, advance(columns, 2048 * s + 64));
   } else if (form == 4) {  // a[64 × 64] · B[64 × 64]
     for (int s = 0; s < 4; ++s) product_columns_n64(d, f + 4 * s, advance(columns, 2048 * s));
   } else {  // a[64 × 64] · B[64 × 128]
@@ -356,19 +366,24 @@ void test_operands() {
   const __half *da = upload(a), *db = upload(b);
   float* out = device<float>(64 * D);
   CHECK(cudaFuncSetAttribute(operand_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 34 * 1024));
-  const char* names[] = {"A registers, B in rows, n64", "A registers, B in rows, n32 from row 32", "A, B in rows, n64",
-                         "A registers, B in columns, n128", "A registers, B in columns, n64"};
-  for (int form = 0; form < 5; ++form) {
+  const char* names[] = {"A registers, B in rows, n64",
+                         "A registers, B in rows, n32 from row 32",
+                         "A, B in rows, n64",
+                         "A registers, B in columns, n128",
+                         "A registers, B in columns, n64",
+                         "A registers, B in columns, n32 from column 32"};
+  for (int form = 0; form < 6; ++form) {
     operand_kernel<<<1, 128, 34 * 1024>>>(da, db, out, form);
     CHECK(cudaDeviceSynchronize());
     const auto got = host(out, 64 * D);
     int wrong = 0;
-    const int columns = form == 3 ? 128 : form == 1 ? 32 : 64, depth = form == 1 || form >= 3 ? 64 : 128;
+    const int columns = form == 3 ? 128 : form == 1 || form == 5 ? 32 : 64, depth = form == 1 || form >= 3 ? 64 : 128;
     for (int m = 0; m < 64; ++m)
       for (int n = 0; n < columns; ++n) {
         int sum = 0;
         for (int k = 0; k < depth; ++k)
-          sum += ia[m * D + k] * (form >= 3 ? ib[k * D + n] : ib[(n + (form == 1 ? 32 : 0)) * D + k]);
+          sum += ia[m * D + k] *
+                 (form >= 3 ? ib[k * D + n + (form == 5 ? 32 : 0)] : ib[(n + (form == 1 ? 32 : 0)) * D + k]);
         wrong += got[m * D + n] != static_cast<float>(sum);
       }
     verdict(names[form], wrong, 0);
@@ -656,7 +671,7 @@ void check_equal_channels(int d) {
 /// What is not finite is reported, whether it comes in by v, by a query beyond fp16 (only outputs see it) or by a
 /// decay.
 void check_bad(int d) {
-  for (int kind = 0; kind < 6; ++kind) {
+  for (int kind = 0; kind < (d > 128 ? 4 : 6); ++kind) {
     Problem p;
     p.d_key = p.d_value = d, p.gates = kind >= 3 ? Gates::usual : Gates::none, p.channels = kind >= 4;
     Inputs<B> in(300, 2, 8, p);
@@ -737,6 +752,18 @@ void check_zero_decay(int d) {
 }
 
 /// The least that shows races and wild accesses, for compute-sanitizer.
+void check_least_wide() {
+  for (const auto [k, v] : {std::pair{256, 136}, {192, 64}}) {
+    Problem p;
+    p.d_key = k, p.d_value = v, p.own_eta = true;
+    Problem gated = p;
+    gated.gates = Gates::bursts;
+    check_case<B>("wide", 400, 1, p, {.begin = 3, .probe_at = 170, .start = true});
+    check_case<B>("wide, gated", 400, 1, gated, {.begin = 3, .probe_at = 170, .start = true});
+    check_case<B>("wide, gated, states only", 400, 1, gated, {.start = true, .outputs = false});
+  }
+}
+
 void check_least() {
   for (const auto [k, v] : {std::pair{128, 128}, {64, 64}, {64, 128}}) {
     Problem p;
@@ -752,7 +779,21 @@ void check_least() {
     gated.short_gates = true;
     check_case<B>("channels, bf16", 400, 1, gated, {.begin = 3, .probe_at = 170, .start = true});
   }
+  check_least_wide();
   check_pairs();
+}
+
+/// More than 128 keys.
+void check_wide(bool small) {
+  std::printf("keys of more than 128 elements, against float64, token by token\n");
+  for (const auto [k, v] : {std::pair{256, 256}, {192, 192}, {256, 64}, {192, 128}, {136, 72}})
+    if (!small || (k == v)) check_sizes(k, v, small);
+  for (const int d : {256, 192}) check_bad(d), check_zero_decay(d);
+  if (small) return;
+  Problem p, slow;  // what forgets over many chunks forgets at the right rate
+  p.d_key = p.d_value = slow.d_key = slow.d_value = 256, slow.gates = Gates::slow, slow.beta_high = 1e-3f;
+  check_map<B>("K=V=256, map of 16384 tokens", 0, 16384, 2, 0.5, p);
+  check_case<B>("K=V=256, T=65536, slow decay, small beta", 65536, 2, slow, {.start = true});
 }
 
 void check_channels(bool small) {
@@ -900,6 +941,25 @@ double whole_error(Inputs<T>& in) {
 
 void check_segments() {
   std::printf("segments\n");
+  {
+    Problem p;
+    p.d_key = p.d_value = 256;
+    Inputs<B> in(65536, 2, 9, p);
+    for (std::int64_t horizon : {std::int64_t{16384}, std::int64_t{0}}) {
+      in.poison();
+      Solve<B> solve(in, {32768, 2}, horizon);
+      solve.run(nullptr);
+      CHECK(cudaDeviceSynchronize());
+      verdict(horizon ? "K=V=256, T=65536, 2 segments, horizon 16384: o" : "K=V=256, T=65536, 2 segments, full maps: o",
+              whole_error(in), 1.9e-3);
+    }
+    p.d_key = p.d_value = 192, p.span = 64;
+    Inputs<B> flat(16384, 2, 10, p);
+    Solve<B> solve(flat, {4096, 4}, 0);
+    solve.run(nullptr);
+    CHECK(cudaDeviceSynchronize());
+    verdict("K=V=192, T=16384, keys in 64 dimensions, full maps: o", whole_error(flat), 1.9e-3);
+  }
   Inputs<B> in(65536, 2, 9);
   for (std::int64_t horizon : {std::int64_t{8192}, std::int64_t{0}}) {
     in.poison();
@@ -921,15 +981,17 @@ void check_segments() {
 }
 
 /// One row: T tokens, H heads; the horizon as the caller of the kernels would find it, and full maps.
-void time_row(const char* name, int heads, Problem problem, std::int64_t horizon, bool full, bool check_long) {
+void time_row(const char* name, int heads, Problem problem, std::int64_t horizon, bool full, bool check_long,
+              std::int64_t T = 1 << 20) {
   const int multiprocessors = 132, D = problem.d_key;
-  const std::int64_t T = 1 << 20;
   Inputs<B> in(T, heads, 3, problem);
   const double gate_bytes = in.log_decay     ? 4.0 * in.channels()
                             : in.short_decay ? 2.0 * in.channels()
                                              : 0,
                bytes = double(T) * heads * ((4 * D + 1) * 2 + gate_bytes), floor_ms = bytes / 4.29e9;
-  const Segments cut = plan_segments(T, heads, multiprocessors * tasks_at_once(D, D, problem.channels));
+  const Segments cut =
+      plan_segments(T, heads, multiprocessors * tasks_at_once(D, D, problem.channels) / ctas_of_task(D, D));
+  const double operations = double(T) * heads * (6.0 * D * D + 512 * D);  // of the outputs' products
   for (const std::int64_t h : {horizon, std::int64_t{0}}) {
     if (h == 0 && !full) continue;
     Solve<B> solve(in, cut, h);
@@ -938,9 +1000,10 @@ void time_row(const char* name, int heads, Problem problem, std::int64_t horizon
     const double maps = median_ms(11, [&] { solve.run(nullptr, 1); });
     const double outs = median_ms(11, [&] { solve.run(nullptr, 2); });
     const double chunks = double(cut.tokens / 64);
-    std::printf("  %-30s %s %6d: %6.3f ms = %6.3f + %6.3f (floor %.3f); %d segments; %.0f cycles a chunk; bad %d", name,
-                h ? "horizon" : "full   ", static_cast<int>(h), all, maps, outs, floor_ms, cut.count,
-                outs * 1e6 / chunks * 1.755, solve.bad());
+    std::printf(
+        "  %-30s %s %6d: %6.3f ms = %6.3f + %6.3f (floor %.3f); %d segments; %.0f cycles a chunk, %.0f TFLOP/s; bad %d",
+        name, h ? "horizon" : "full   ", static_cast<int>(h), all, maps, outs, floor_ms, cut.count,
+        outs * 1e6 / chunks * 1.755, operations / outs * 1e-9, solve.bad());
     if (h) std::printf("; |P| %.1e", solve.worst_norm());
     std::printf("\n");
     if (check_long) verdict("    the same: o against float64", whole_error(in), 1.9e-3);
@@ -956,6 +1019,22 @@ void time_channels(bool check_long, bool brief) {
   time_row("H=16 K=V=128 channels, bf16", 16, narrow, 512, false, check_long);
   time_row("H=4 K=V=128 channels, f32", 4, wide, 512, !brief, check_long);
   time_row("H=4 K=V=64 channels, f32", 4, small, 512, false, check_long);
+}
+
+/// `brief`: 131,072 tokens only.
+void time_wide(bool check_long, bool brief) {
+  for (const std::int64_t T : {std::int64_t{1} << 17, std::int64_t{1} << 20}) {
+    if (brief && T > 1 << 17) continue;
+    for (const int d : {256, 192})
+      for (const int heads : {4, 8}) {
+        Problem plain, gated;
+        plain.d_key = plain.d_value = gated.d_key = gated.d_value = d, gated.gates = Gates::usual;
+        char name[100];
+        std::snprintf(name, sizeof name, "T=%lldk H=%d K=V=%d", static_cast<long long>(T >> 10), heads, d);
+        time_row(name, heads, plain, d == 256 ? 16384 : 12288, T == 1 << 17, check_long, T);
+        if (heads == 8) time_row("  the same, head decay", heads, gated, 512, false, check_long, T);
+      }
+  }
 }
 
 void time_all(bool check_long, bool brief) {
@@ -980,26 +1059,29 @@ int main(int argc, char** argv) {
   if (wanted("descriptors")) test_operands();
   if (wanted("check")) check(false);
   if (wanted("check") || wanted("channels")) check_channels(false);
-  if (argc > 1 && wanted("small")) check(true), check_channels(true);
+  if (wanted("check") || wanted("wide")) check_wide(false);
+  if (argc > 1 && wanted("small")) check(true), check_channels(true), check_wide(true);
   if (argc > 1 && wanted("least")) check_least();
+  if (argc > 1 && wanted("least_wide")) check_least_wide();
   if (wanted("maps")) check_segments();
 #ifdef LONGSCAN_HOPPER_PROFILE
   print_profile();
   print_channel_profile();
-  for (const int d : {128, 64})
-    for (int kind = 0; kind < 3; ++kind) {
+  print_wide_profile();
+  for (const int d : {256, 128, 64})
+    for (int kind = 0; kind < (d > 128 ? 2 : 3); ++kind) {
       const char* kinds[] = {"", ", a decay a head", ", a decay a channel"};
       Problem problem;
       problem.d_key = problem.d_value = d, problem.gates = kind ? Gates::usual : Gates::none;
       problem.channels = kind == 2;
       Inputs<B> in(131072, 16, 3, problem);
-      Solve<B> solve(in, plan_segments(131072, 16, 132 * tasks_at_once(d, d, kind == 2)), 0);
+      Solve<B> solve(in, plan_segments(131072, 16, 132 * tasks_at_once(d, d, kind == 2) / ctas_of_task(d, d)), 0);
       for (int part = 1; part < 3; ++part) {
         solve.run(nullptr, part);
         CHECK(cudaDeviceSynchronize());
         std::printf("K=V=%d%s, %s, CTA 0, %lld chunks\n", d, kinds[kind], part == 1 ? "maps" : "outputs",
                     static_cast<long long>(solve.cut.tokens / 64));
-        kind == 2 ? print_channel_profile() : print_profile();
+        kind == 2 ? print_channel_profile() : d > 128 ? print_wide_profile() : print_profile();
       }
     }
   return 0;
@@ -1007,6 +1089,8 @@ int main(int argc, char** argv) {
   if (wanted("time") || wanted("long") || wanted("brief")) time_all(wanted("long"), wanted("brief"));
   if (wanted("time") || wanted("long") || wanted("brief") || wanted("time_channels"))
     time_channels(wanted("long"), wanted("brief"));
+  if (wanted("time") || wanted("long") || wanted("brief") || wanted("time_wide"))
+    time_wide(wanted("long"), wanted("brief"));
 #ifdef LONGSCAN_HOPPER_PROFILE
   print_profile();
 #endif

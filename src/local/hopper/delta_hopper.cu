@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "local/hopper/channel_hopper.hpp"
 #include "local/hopper/delta_kernel.cuh"
+#include "local/hopper/wide_hopper.hpp"
 
 namespace longscan::hopper {
 namespace {
@@ -24,10 +25,10 @@ __global__ void norms_kernel(const float* matrices, std::int64_t stride, int ele
 /// CTA: 4 rows of the state of one chain; thread: one column.
 constexpr int chain_rows = 4;
 
-__global__ void __launch_bounds__(128) chain_kernel(const Chain* chains, int d_key, int groups) {
+__global__ void __launch_bounds__(256) chain_kernel(const Chain* chains, int d_key, int groups) {
   const Chain chain = chains[blockIdx.x / groups];
   const int first = blockIdx.x % groups * chain_rows, k = threadIdx.x;
-  __shared__ float4 rows[128];  // [j] -> the rows' values in column j
+  __shared__ float4 rows[256];  // [j] -> the rows' values in column j
   float s[chain_rows];
   for (int r = 0; r < chain_rows; ++r) s[r] = chain.states[(first + r) * d_key + k];
   for (int i = 0; i < chain.maps; ++i) {
@@ -72,9 +73,11 @@ bool applies(int device_major, int d_key, int d_value, const Pass& pass) {
            reinterpret_cast<std::uintptr_t>(pass.log_decay.data) % 16 == 0 &&
            pass.log_decay.token_stride % per_piece == 0 && pass.log_decay.head_stride % per_piece == 0;
   };
-  const auto fits = [](int d) { return d >= 64 && d <= 128 && d % 8 == 0; };
+  const auto fits = [](int d, int most) { return d >= 64 && d <= most && d % 8 == 0; };
+  const bool sizes_fit = d_key > 128 ? fits(d_key, 256) && fits(d_value, 1 << 20) && !pass.channel_decay
+                                     : fits(d_key, 128) && fits(d_value, 128);
   return narrow(pass.beta) && narrow(pass.eta) && narrow(pass.log_decay) && gates_fit() && device_major == 9 &&
-         fits(d_key) && fits(d_value) && d_key == pass.d_key && d_value == pass.d_value &&
+         sizes_fit && d_key == pass.d_key && d_value == pass.d_value &&
          (pass.type == Type::bf16 || pass.type == Type::f16) &&
          aligned(pass.k.data, pass.k.token_stride, pass.k.head_stride) &&
          aligned(pass.v.data, pass.v.token_stride, pass.v.head_stride) &&
@@ -87,8 +90,11 @@ int tasks_at_once(int d_key, int d_value, bool channel_decay) {
                                                         : Shape<128, 128>::per_multiprocessor;
 }
 
+int ctas_of_task(int d_key, int d_value) { return d_key > 128 ? (d_value + 63) / 64 : 1; }
+
 cudaError_t run_pass(const Pass& pass, cudaStream_t stream) {
   if (pass.task_count == 0) return cudaSuccess;
+  if (pass.d_key > 128) return run_wide_pass(pass, stream);
   if (pass.channel_decay) return run_channel_pass(pass, stream);
   if (pass.d_key <= 64)
     return pass.d_value <= 64 ? launch<Shape<64, 64>>(pass, stream) : launch<Shape<64, 128>>(pass, stream);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The delta rule on Hopper's tensor cores (sm_90a): 16-bit inputs, K and V of 64 to 128, chunks of 64 tokens. Raw
-// pointers and a stream only, so that any caller can use it. All calls are asynchronous unless they say otherwise; none
-// allocates.
+// The delta rule on Hopper's tensor cores (sm_90a): 16-bit inputs, K and V of 64 to 128, or K of 136 to 256 and V from
+// 64 on without decays a channel; chunks of 64 tokens. Raw pointers and a stream only, so that any caller can use it.
+// All calls are asynchronous unless they say otherwise; none allocates.
 //
 //     S_t = S_(t-1) D_t (I - beta_t k_t k_tᵀ) + eta_t v_t k_tᵀ,   o_t = scale S_t q_t
 //
@@ -85,7 +85,7 @@ struct Pass {
 /// True if the current device and these shapes can take this path; d_key and d_value must be the pass's.
 bool applies(int device_major, int d_key, int d_value, const Pass& pass);
 
-/// One CTA a task, in any order. A task without tokens copies its state.
+/// In any order. A task without tokens copies its state.
 cudaError_t run_pass(const Pass& pass, cudaStream_t stream);
 
 /// norms[i] = Frobenius norm of matrix i, of `elements` floats in a row; matrices are `stride` floats apart.
@@ -102,7 +102,11 @@ struct Chain {
 cudaError_t run_chains(const Chain* chains, int count, cudaStream_t stream, int d_key = 128, int d_value = 128);
 
 /// Tasks that one multiprocessor works on at a time: `plan_segments` wants their number in all.
+/// With more than one CTA a task, divide by these.
 int tasks_at_once(int d_key, int d_value, bool channel_decay = false);
+
+/// CTAs that share the rows of one task's state: more than one only for keys of more than 128 elements.
+int ctas_of_task(int d_key, int d_value);
 
 /// How one head's T tokens are cut so that every multiprocessor (every place for a task) has one segment.
 struct Segments {
@@ -113,6 +117,7 @@ struct Segments {
 /// Cycles by role and place, of CTA 0, since the last call.
 void print_profile();
 void print_channel_profile();
+void print_wide_profile();
 #endif
 
 Segments plan_segments(std::int64_t tokens, int heads, int multiprocessors);

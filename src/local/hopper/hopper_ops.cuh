@@ -75,6 +75,12 @@ __device__ __forceinline__ void named_barrier(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(Threads) : "memory");
 }
 
+/// Arrives at a barrier of `Threads` threads in all that others wait at by named_barrier.
+template <int Threads>
+__device__ __forceinline__ void named_barrier_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(Threads) : "memory");
+}
+
 /// Makes ordinary stores to shared memory visible to the tensor cores; before the barrier, in each writing thread.
 __device__ __forceinline__ void fence_for_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -391,6 +397,17 @@ __device__ __forceinline__ void product_tiles_n64(float* d, std::uint64_t a, std
     LONGSCAN_TILES_N64("f16", "1", "+f");
 }
 #undef LONGSCAN_TILES_N64
+
+/// d[64 × 32] += a · B, B in columns (its rows are the k index).
+__device__ __forceinline__ void product_columns_n32(float* d, const std::uint32_t* a, std::uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}\n"
+      : LONGSCAN_D8("+f", d, 0), LONGSCAN_D8("+f", d, 8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 
 /// d[64 × 64] += a · B, B in columns (its rows are the k index).
 __device__ __forceinline__ void product_columns_n64(float* d, const std::uint32_t* a, std::uint64_t b) {

@@ -35,10 +35,11 @@ template <int Keys, int Values, int GateBytes = 0>
 struct Shape {
   static constexpr int K = Keys, V = Values, gate_bytes = GateBytes;
   static constexpr bool channel = GateBytes > 0;
-  static constexpr int states = V / 64;                                   // warpgroups
+  static constexpr int parts = K > 128 ? 2 : 1;                           // of the channels, see wide_kernel.cuh
+  static constexpr int states = V / 64 * parts;                           // warpgroups
   static constexpr int helpers = K == 64 && V == 64 && !channel ? 1 : 2;  // warpgroups
   static constexpr int per_multiprocessor = helpers == 1 ? 2 : 1;
-  static constexpr int stages = helpers == 1 || channel ? 2 : 3;  // of K, Q, V
+  static constexpr int stages = helpers == 1 || channel || parts > 1 ? 2 : 3;  // of K, Q, V
   static constexpr int threads = 128 * (states + helpers);
   /// With outputs K = 128 needs 192: with 184 ptxas serializes every wgmma (C7512). With decays a channel O comes after
   /// R.
@@ -150,10 +151,10 @@ struct Maps {
   CUtensorMap q, k, v, gates;
 };
 
-/// Starts the load of chunk `c`, by one thread; its stage is empty.
+/// Starts the load of chunk `c`, by one thread; its stage is empty. `value`: the first of V's columns.
 template <class C, bool Outputs>
 __device__ __forceinline__ void load_chunk(const Maps& maps, int shared_head, int head, bool values, int first,
-                                           std::uint32_t smem, std::uint32_t arrived, int stage) {
+                                           std::uint32_t smem, std::uint32_t arrived, int stage, int value = 0) {
   barrier_arrive_and_expect(arrived, C::key_bytes * (Outputs ? 2 : 1) + (values ? C::value_bytes : 0));
 #pragma unroll
   for (int p = 0; p < C::K / 64; ++p) {
@@ -164,7 +165,8 @@ __device__ __forceinline__ void load_chunk(const Maps& maps, int shared_head, in
   if (values)
 #pragma unroll
     for (int p = 0; p < C::V / 64; ++p)
-      copy_box(smem + C::at_V + stage * C::value_bytes + p * panel_bytes, &maps.v, arrived, 64 * p, head, first);
+      copy_box(smem + C::at_V + stage * C::value_bytes + p * panel_bytes, &maps.v, arrived, value + 64 * p, head,
+               first);
 }
 
 /// Starts the load of a chunk's decays a channel, by one thread: panels of 128 bytes a token.
