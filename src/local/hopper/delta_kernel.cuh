@@ -380,10 +380,10 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
   }
 }
 
-/// The tensor map of [tokens, heads, width] elements of `bytes` bytes, in boxes of 64 tokens and 128 bytes; what lies
-/// beyond is read as zero.
-cudaError_t make_map(CUtensorMap* map, const TokenVectors& x, std::int64_t tokens, int heads, int width,
-                     int bytes = 2) {
+/// The tensor map of [tokens, heads, width] elements of `bytes` bytes, in boxes of `rows` tokens and 128 bytes; what
+/// lies beyond is read as zero, and not written.
+cudaError_t make_map(CUtensorMap* map, const TokenVectors& x, std::int64_t tokens, int heads, int width, int bytes = 2,
+                     unsigned rows = chunk) {
   static const auto encode = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -395,7 +395,7 @@ cudaError_t make_map(CUtensorMap* map, const TokenVectors& x, std::int64_t token
                               static_cast<cuuint64_t>(tokens)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(x.head_stride) * bytes,
                                 static_cast<cuuint64_t>(x.token_stride) * bytes};
-  const cuuint32_t box[] = {128u / bytes, 1, chunk}, steps[] = {1, 1, 1};
+  const cuuint32_t box[] = {128u / bytes, 1, rows}, steps[] = {1, 1, 1};
   const CUresult r =
       encode(map, bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16 : CU_TENSOR_MAP_DATA_TYPE_UINT32, 3,
              const_cast<void*>(x.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -279,10 +279,9 @@ __device__ __forceinline__ void helper_role(const Pass& pass, const Task& task, 
       marks.mark(4);
     }
     if (Bf16) {
-      constexpr int pieces = C::K / 16, ahead = C::K == 192 ? 6 : pieces < 8 ? pieces : 8;
       const int me = fresh(tid);
-      convert<pieces, ahead>(smem + C::at_K + stage * C::key_bytes + 16 * me);
-      if (both && Outputs) convert<pieces, ahead>(smem + C::at_Q + stage * C::key_bytes + 16 * me);
+      convert<C::K / 16, C::K / 16>(smem + C::at_K + stage * C::key_bytes + 16 * me);
+      if (both && Outputs) convert<C::K / 16, C::K / 16>(smem + C::at_Q + stage * C::key_bytes + 16 * me);
     }
     fence_for_tensor_cores();
     barrier_arrive(bar.full(stage));

@@ -75,12 +75,6 @@ __device__ __forceinline__ void named_barrier(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(Threads) : "memory");
 }
 
-/// Arrives at a barrier of `Threads` threads in all that others wait at by named_barrier.
-template <int Threads>
-__device__ __forceinline__ void named_barrier_arrive(int id) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(Threads) : "memory");
-}
-
 /// Makes ordinary stores to shared memory visible to the tensor cores; before the barrier, in each writing thread.
 __device__ __forceinline__ void fence_for_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -106,6 +100,18 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, std:
       "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
+
+/// A box of shared memory to where a tensor map says; elements beyond it are left out. By one thread, whose
+/// `boxes_read` waits until shared memory is free again.
+__device__ __forceinline__ void store_box(const void* map, std::uint32_t from, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n"
+      "cp.async.bulk.commit_group;" ::"l"(map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 __device__ __forceinline__ void prefetch_box(const void* map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)

@@ -25,8 +25,9 @@ cudaError_t run_wide_pass(const Pass& pass, cudaStream_t stream) {
 
 #ifdef LONGSCAN_HOPPER_PROFILE
 void print_wide_profile() {
-  print_marks({"wait for data", "scalars, barrier", "K Kᵀ, decays, convert Q", "store A", "", "convert", "diagonal",
-               "barrier", "wait for an empty T", "merges", "Q Kᵀ", "wait for an empty M", "store M"});
+  print_marks({"T: wait for data", "scalars, barrier", "K Kᵀ, decays", "store A", "convert K", "diagonal", "barrier",
+               "wait for an empty T", "merges", "M: wait for data", "convert Q", "wait for K", "Q Kᵀ",
+               "wait for an empty M", "store M"});
 }
 #endif
 

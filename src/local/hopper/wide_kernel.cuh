@@ -1,27 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Keys of 136 to 256 elements. One CTA carries 64 rows of one head's state through a run of tokens. Helper warpgroups
-// and the order of a chunk are those of delta_kernel.cuh; the state is in two warpgroups, each with its half of the
-// channels (its part):
-//   R and O1 = S Qᵀ are sums of two parts. Each warpgroup sends the other its sums for the other's 32 tokens of the
-//   chunk as fp32, adds what it gets, makes R of its own tokens and sends that as fp16, the operand that it is anyway.
-//   So both have all of R, X is made twice, S += X K is each part's own, and O2 each one's 32 tokens.
+// Keys of 136 to 256 elements. One CTA carries 64 rows of one head's state through a run of tokens; the order of a
+// chunk is that of delta_kernel.cuh. Two helper warpgroups (wide_helper.cuh) and two of the state, each with its half
+// of the channels (its part):
+//   R and S Qᵀ are sums of two parts. Each warpgroup sends the other its sums for the other's 32 tokens of the chunk as
+//   fp32, adds what it gets, makes R of its own tokens and sends that as fp16, the operand that it is anyway. So both
+//   have all of R, X is made twice, S += X K is each part's own, and O each one's 32 tokens.
 // What is sent goes from a thread to the one with the same number: both hold the same places of [64 rows × 64 tokens].
+// Registers of the state at K = 256: S 64, its fp16 copy 32, R 32, S Qᵀ 32. Shared memory: two stages of 72 KB.
 #include "local/hopper/delta_kernel.cuh"
+#include "local/hopper/wide_helper.cuh"
 
 namespace longscan::hopper {
 namespace {
 
-enum WideBarriers { outputs_stored = 5, both_parts = 7 };  // named barriers; the first of each part
+constexpr int both_parts = 5;  // a named barrier
+
+/// The outputs are stored by a tensor map, too: boxes of 64 rows of S and 32 tokens.
+struct WideMaps : Maps {
+  CUtensorMap o;
+};
+
+/// The first `n` tokens of 32, rows [first, first + 64) of S.
+__device__ __forceinline__ void store_few(const Pass& pass, std::uint32_t from, int n, std::int64_t token, int head,
+                                          int first, int thread) {
+#pragma unroll 1
+  for (int i = thread; i < 8 * n; i += 128) {
+    const int row = i >> 3, column = first + 8 * (i & 7);
+    if (column < pass.d_value)
+      *reinterpret_cast<uint4*>(static_cast<char*>(pass.o) +
+                                2 * (head * pass.o_head_stride + (token + row) * pass.o_token_stride + column)) =
+          load16(from + swizzled(row, i & 7));
+  }
+}
 
 template <class C, bool Bf16, bool Outputs, bool Decay>
-__device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& maps, const Task& task,
+__device__ __forceinline__ void wide_state_role(const Pass& pass, const WideMaps& maps, const Task& task,
                                                 const Chunks& chunks, std::uint32_t smem, Barriers<C> bar, int tile,
                                                 int part, int& bad) {
-  static_assert(C::K == 192 || C::K == 256);
+  static_assert((C::K == 192 || C::K == 256) && C::V == 64 && C::stages == slots);
   constexpr int N = C::K / 4, steps = C::K / 32;  // of S a thread; products over the part's channels
-  const int tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
-  const int my_v = 64 * tile + 16 * warp + (lane >> 2), my_k = 2 * (lane & 3);
+  const int tid = threadIdx.x & 127, lane = tid & 31;
+  // registers are short: places are made again from the thread's number where they are needed
+  const auto my_row = [&] {
+    const int t = fresh(tid);
+    return 64 * tile + 16 * (t >> 5) + ((t & 31) >> 2);
+  };
+  const auto my_column = [&] { return 2 * (fresh(tid) & 3); };
+  // where this lane's row of the four 8×8 matrices (token, v), (token, v + 8), (token + 8, v), … lies
+  const auto lane_piece = [&] {
+    const int t = fresh(tid), l = t & 31;
+    return swizzled((l >> 4) * 8 + (l & 7), 2 * (t >> 5) + ((l >> 3) & 1));
+  };
   const bool identity = task.flags & from_identity, has_values = !(task.flags & without_values);
   const int head = task.head, probe_after = task.probe.data ? chunks.to_probe : -1;  // not read again for each chunk
   // the part's channels: a panel of 64, and one of 64 or half of one
@@ -33,6 +63,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
 
   float S[N], R[32];
   std::uint32_t Sh[N / 2], Xh[16];
+  const int my_v = my_row(), my_k = my_column();
 #pragma unroll
   for (int j = 0; j < N / 4; ++j)
 #pragma unroll
@@ -44,7 +75,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     }
   const float factor = identity ? 1 / identity_scale : 1.f;
   const auto store_part = [&](State to) {
-    const int row = fresh(my_v), column = fresh(my_k);
+    const int row = my_row(), column = my_column();
 #pragma unroll
     for (int j = 0; j < N / 4; ++j)
 #pragma unroll
@@ -53,16 +84,12 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
         if (v < pass.d_value && k < pass.d_key) to.data[k * to.k_stride + v * to.v_stride] = S[4 * j + e] * factor;
       }
   };
-  // where this lane's row of the four 8×8 matrices (token, v), (token, v + 8), (token + 8, v), … lies
-  const int lane_token = (lane >> 4) * 8 + (lane & 7);
-  const std::uint32_t lane_piece = swizzled(lane_token, 2 * warp + ((lane >> 3) & 1));
-  const std::uint32_t values = smem + C::at_V + part * 2 * 2048 + lane_piece;  // of this part's tokens
-  // a place a part of 8 KB: first its sums for the other; then the other's R; then O as R; then the other's outputs
+  // a place a part, of 8 KB: first its sums for the other; then the other's R; then O as R; then the other's outputs
   const std::uint32_t ours = smem + C::at_O + part * panel_bytes, theirs = smem + C::at_O + (part ^ 1) * panel_bytes;
   float not_finite = 0;
 
-  const auto multiply_state = [&](float(&to)[32], std::uint32_t keys) {
-    const std::uint64_t first = row_descriptor(keys + first_panel), second = row_descriptor(keys + second_panel);
+  const auto multiply_state = [&](float(&to)[32], std::uint32_t tile) {
+    const std::uint64_t first = row_descriptor(tile + first_panel), second = row_descriptor(tile + second_panel);
     products_fence();
     product_n64<true>(to, Sh, first);
 #pragma unroll
@@ -99,7 +126,6 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
   };
 
   Ring<C::stages> stage;
-  Ring<slots> slot;
   pack(Sh, S);
   hold(Sh);
   barrier_wait(bar.full(0), 0);
@@ -114,7 +140,10 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     marks.mark(20);
     if constexpr (Outputs) hold(all_O);
     hold(R);
-    if (Outputs && c > 0) named_barrier<256>(outputs_stored + part);  // the other is done with `ours`
+    if (Outputs && c > 0) {
+      if (tid == 0) boxes_read();
+      named_barrier<256>(both_parts);  // the other's outputs have left `ours`
+    }
     {
       // R = eta V - beta S Kᵀ of this part's tokens, as left operand
       float r[16];
@@ -122,12 +151,12 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
       named_barrier<256>(both_parts);
       add_sent(r);
       std::uint32_t own[8];
-      const std::uint32_t values_now = values + stage.slot * C::value_bytes;
-      const std::uint32_t numbers = smem + C::at_scalars + stage.slot * C::scalar_bytes + (32 * part + my_k) * 8;
+      const std::uint32_t values = smem + C::at_V + stage.slot * C::value_bytes + part * 2 * 2048 + lane_piece();
+      const std::uint32_t numbers = smem + C::at_scalars + stage.slot * C::scalar_bytes + (32 * part + my_column()) * 8;
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         std::uint32_t m[4];
-        load_matrices_transposed(m, values_now + s * 2048);
+        load_matrices_transposed(m, values + s * 2048);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float4 f = load_float4(numbers + (16 * s + 8 * e) * 8);  // beta, eta, beta, eta of two tokens
@@ -155,11 +184,11 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     hold(Xh);
     if constexpr (Outputs) send(O, all_O);
     marks.mark(21);
-    barrier_wait(bar.t_full(slot.slot), slot.phase);
+    barrier_wait(bar.t_full(stage.slot), stage.phase);
     marks.mark(22);
     float early[16], late[16];  // X of the first and of the last 32 tokens
     {                           // X = R Tᵀ; the later tokens' block of T is zero for the first half of the tokens
-      const std::uint64_t t = row_descriptor(smem + C::at_T + slot.slot * square_bytes);
+      const std::uint64_t t = row_descriptor(smem + C::at_T + stage.slot * square_bytes);
       products_fence();
       product_n32<true>(early, Xh, t);
       product_n32<true>(late, Xh, advance(t, 4096));
@@ -169,7 +198,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
       product_n32<false>(late, Xh + 12, advance(t, 4096 + 96));
       products_commit();
     }
-    const std::uint32_t decays = smem + C::at_decays + stage.slot * C::decay_bytes + my_k * 8;
+    const std::uint32_t decays = smem + C::at_decays + stage.slot * C::decay_bytes + my_column() * 8;
     if constexpr (Decay) {
       const float less = load_float(smem + C::at_decays + stage.slot * C::decay_bytes + chunk * 8);
 #pragma unroll
@@ -189,7 +218,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     marks.mark(23);
     hold(early);
     hold(late);
-    if (lane == 0) barrier_arrive(bar.t_empty(slot.slot));
+    if (lane == 0) barrier_arrive(bar.t_empty(stage.slot));
     if constexpr (Outputs || !Decay) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -227,9 +256,9 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
       products_commit();
     }
     if constexpr (Outputs) {
-      barrier_wait(bar.m_full(slot.slot), slot.phase);
+      barrier_wait(bar.m_full(stage.slot), stage.phase);
       products_fence();
-      const std::uint64_t m = row_descriptor(smem + C::at_M + slot.slot * square_bytes + part * 4096);
+      const std::uint64_t m = row_descriptor(smem + C::at_M + stage.slot * square_bytes + part * 4096);
 #pragma unroll
       for (int s = 0; s < 4; ++s) product_n32<false>(O, Xh + 4 * s, advance(m, s * 32));
       products_commit();
@@ -243,10 +272,18 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     stage.next();
     pack(Sh, S);
     hold(Sh);
+    [[maybe_unused]] std::uint32_t out[8];
     if constexpr (Outputs) {  // by now done; its left operand's registers are needed
       products_wait<0>();
       hold(O);
-      if (lane == 0) barrier_arrive(bar.m_empty(slot.slot));
+      if (lane == 0) barrier_arrive(bar.m_empty(done_stage));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float x = O[2 * i] * pass.scale, y = O[2 * i + 1] * pass.scale;
+        out[i] = Bf16 ? pack_bf16(x, y) : pack_half(x, y);
+        not_finite = fmaf(x, 0.f, fmaf(y, 0.f, not_finite));
+      }
+      hold(out);
     }
     __syncwarp();  // all lanes have read
     if (lane == 0) leave(done_stage, c);
@@ -257,38 +294,26 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     marks.mark(26);
     multiply_state(R, smem + C::at_K + stage.slot * C::key_bytes);
     if constexpr (Outputs) {
-      const std::int64_t first = chunks.first(c) + 32 * part;
-      const int n = chunks.size(c) - 32 * part;
       named_barrier<128>(1 + part);  // all have read what they were sent
+      const std::uint32_t staging = theirs + lane_piece();
 #pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        std::uint32_t m[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float x = O[8 * s + 2 * i] * pass.scale, y = O[8 * s + 2 * i + 1] * pass.scale;
-          m[i] = Bf16 ? pack_bf16(x, y) : pack_half(x, y);
-          not_finite = fmaf(x, 0.f, fmaf(y, 0.f, not_finite));
-        }
-        store_matrices_transposed(theirs + lane_piece + s * 2048, m);
-      }
+      for (int s = 0; s < 2; ++s)
+        store_matrices_transposed(staging + s * 2048, {out[4 * s], out[4 * s + 1], out[4 * s + 2], out[4 * s + 3]});
+      fence_for_tensor_cores();
       named_barrier<128>(1 + part);
-      const int row = tid >> 3, column = 64 * tile + 8 * (tid & 7);
-      char* out =
-          static_cast<char*>(pass.o) + 2 * (head * pass.o_head_stride + (first + row) * pass.o_token_stride + column);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 x = load16(theirs + swizzled(row, tid & 7) + i * 2048);
-        if (row + 16 * i < n && column < pass.d_value)
-          *reinterpret_cast<uint4*>(out + 32 * i * pass.o_token_stride) = x;
+      const int n = chunks.size(c) - 32 * part;
+      if (n >= 32) {
+        if (tid == 0) store_box(&maps.o, theirs, 64 * tile, head, static_cast<int>(chunks.first(c)) + 32 * part);
+      } else {
+        store_few(pass, theirs, n, chunks.first(c) + 32 * part, head, 64 * tile, fresh(tid));
       }
-      if (c + 1 < chunks.count) named_barrier_arrive<256>(outputs_stored + (part ^ 1));
     }
     marks.mark(27);
-    slot.next();
     if (c + 1 == probe_after) store_part(task.probe);
   }
   products_wait<0>();
   hold(R);
+  if (Outputs && tid == 0) boxes_read();
   if (probe_after == 0 && part == 0) copy_start<C>(pass, task, task.probe, 64 * tile, 64, tid, 128);
 #pragma unroll
   for (int i = 0; i < N; ++i) not_finite = fmaf(S[i], 0.f, not_finite);
@@ -299,7 +324,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
 /// CTA: 64 rows of a task, `tiles` to a task.
 template <class C, bool Bf16, bool Outputs, bool Decay>
 __global__ void __launch_bounds__(C::threads, 1)
-    wide_kernel(const __grid_constant__ Pass pass, const __grid_constant__ Maps maps, int tiles) {
+    wide_kernel(const __grid_constant__ Pass pass, const __grid_constant__ WideMaps maps, int tiles) {
   extern __shared__ char raw[];
   const std::uint32_t smem = (smem_address(raw) + 1023) & ~1023u;
   const Barriers<C> bar{smem + C::at_barriers};
@@ -313,7 +338,7 @@ __global__ void __launch_bounds__(C::threads, 1)
   }
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::stages; ++s) {
-      barrier_init(bar.full(s), 128), barrier_init(bar.arrived(s), 1);
+      barrier_init(bar.full(s), Outputs ? 256 : 128), barrier_init(bar.arrived(s), 1);
       store4(smem + C::at_left + 4 * s, 0);
     }
     for (int s = 0; s < slots; ++s) {
@@ -336,7 +361,7 @@ __global__ void __launch_bounds__(C::threads, 1)
   if (role < C::helpers) {
     registers_down<C::helper_registers(Outputs)>();
     Counts* counts = pass.counts && tile == 0 ? pass.counts + number : nullptr;
-    helper_role<C, Bf16, Outputs, Decay>(pass, task, chunks, smem, bar, role, counts);
+    wide_helper_role<C, Bf16, Outputs, Decay>(pass, task, chunks, smem, bar, role, counts);
   } else {
     registers_up<C::state_registers(Outputs)>();
     int bad = 0;
@@ -347,11 +372,15 @@ __global__ void __launch_bounds__(C::threads, 1)
 
 template <class C, bool Bf16, bool Outputs, bool Decay>
 cudaError_t launch_wide(const Pass& pass, cudaStream_t stream) {
-  Maps maps = {};
+  WideMaps maps = {};
   const int shared_heads = pass.heads / pass.group, tiles = ctas_of_task(pass.d_key, pass.d_value);
   cudaError_t error = make_map(&maps.k, pass.k, pass.tokens, shared_heads, pass.d_key);
   if (error == cudaSuccess) error = make_map(&maps.v, pass.v, pass.tokens, pass.heads, pass.d_value);
   if (error == cudaSuccess && Outputs) error = make_map(&maps.q, pass.q, pass.tokens, shared_heads, pass.d_key);
+  if (error == cudaSuccess && Outputs) {
+    const TokenVectors o = {pass.o, pass.o_token_stride, pass.o_head_stride};
+    error = make_map(&maps.o, o, pass.tokens, pass.heads, pass.d_value, 2, 32);
+  }
   const auto kernel = wide_kernel<C, Bf16, Outputs, Decay>;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::allocated);
