@@ -135,11 +135,10 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const WideMaps
   for (int c = 0; c < chunks.count; ++c) {
     const std::uint32_t keys = smem + C::at_K + stage.slot * C::key_bytes;
     float all_O[32], O[16];
-    if constexpr (Outputs) multiply_state(all_O, smem + C::at_Q + stage.slot * C::key_bytes);
     products_wait<0>();
-    marks.mark(20);
-    if constexpr (Outputs) hold(all_O);
     hold(R);
+    if constexpr (Outputs) multiply_state(all_O, smem + C::at_Q + stage.slot * C::key_bytes);
+    marks.mark(20);
     if (Outputs && c > 0) {
       if (tid == 0) boxes_read();
       named_barrier<256>(both_parts);  // the other's outputs have left `ours`
@@ -182,7 +181,11 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const WideMaps
       }
     }
     hold(Xh);
-    if constexpr (Outputs) send(O, all_O);
+    if constexpr (Outputs) {
+      products_wait<0>();
+      hold(all_O);
+      send(O, all_O);
+    }
     marks.mark(21);
     barrier_wait(bar.t_full(stage.slot), stage.phase);
     marks.mark(22);
