@@ -50,7 +50,9 @@ half="--precision bf16 --runs 21 --check"
   row $half --tokens 1048576 --heads 16 --decay channel
   row $half --tokens 524288 --heads 8 --d-value 256             # columns in tiles
   row $half --tokens 1048576 --heads 8 --d-key 256 --d-value 256 # channels in two parts
-  row $half --tokens 1048576 --heads 8 --d-key 192 --d-value 192 --decay head
+  row $half --tokens 1048576 --heads 8 --d-key 256 --d-value 256 --decay head
+  row $half --tokens 1048576 --heads 8 --d-key 192 --d-value 192
+  row $half --tokens 131072 --heads 8 --d-key 256 --d-value 256
   row --precision f32 --runs 5 --tokens 131072 --heads 16 --check
   row --precision f32 --runs 5 --tokens 131072 --heads 16 --decay head --check
   row --precision f64 --runs 3 --tokens 65536 --heads 16

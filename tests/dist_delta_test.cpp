@@ -96,6 +96,7 @@ TEST_F(DistDelta, SixteenBitProducts) {
                             Sizes{192, 192}, Sizes{256, 256}, Sizes{256, 64}, Sizes{192, 128}, Sizes{136, 72}})
     for (Decay decay : all_decays)
       for (DType type : {DType::f16, DType::bf16}) {
+        if (!tensor && size.K > 128 && type == DType::f16) continue;  // nothing of its own there
         const bool channel = decay == Decay::channel;
         Recipe r;
         r.tokens = (!tensor ? 150 : size.K > 128 ? 700 : 2100) + (residue += 7), r.heads = 2;
