@@ -271,7 +271,7 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
   if (!p.channel_decay) m.narrow(space, pass, pass.in.log_decay, m.log_decay, p.log_decay);
   p.tasks = m.device_tasks.data(), p.counts = m.device_counts.data();
   if (pass.rules.map && tiles.size() == 1 && K == pass.rules.d_value) {  // P and L side by side
-    p.task_count = static_cast<std::int32_t>(total);
+    p.task_count = static_cast<std::int32_t>(total), p.pair_distance = static_cast<std::int32_t>(n);
     check(hopper::run_pass(p, stream));
   } else {
     p.task_count = static_cast<std::int32_t>(n);

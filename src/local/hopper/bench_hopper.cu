@@ -3,8 +3,8 @@
 //     nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a *.cu -o bench_hopper
 //     bench_hopper [descriptors] [check] [channels] [wide] [small] [least] [least_wide] [maps] [time] [time_channels]
 //     [time_wide]
-//                  [brief] [long]
-//     (default: all but small, least, least_wide)
+//                  [brief] [long] [rows=NAME]
+//     (default: all but small, least, least_wide; rows=, as often as wanted, times only the rows of these names)
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -34,6 +34,7 @@ namespace {
 constexpr int D = 128;     // keys and values of the operand tests
 constexpr int most = 256;  // elements of keys and values
 int failures = 0;
+std::vector<std::string> only;  // names of the rows to time; none: all
 
 void verdict(const char* what, double value, double limit) {
   const bool ok = value <= limit;  // false for NaN
@@ -591,6 +592,7 @@ void check_sizes(int d_key, int d_value, bool small) {
   verdict(name, worst_states, 1e-3);
   std::snprintf(name, sizeof name, "K=%d V=%d map", d_key, d_value);
   check_map<B>(name, 37, small ? 200 : 537, 2, 1e-3, p);
+  std::snprintf(name, sizeof name, "K=%d V=%d map, decay", d_key, d_value);
   check_map<B>(name, 0, 150, 2, 2e-3, with([](Problem& x) { x.gates = Gates::usual; }));
 }
 
@@ -639,6 +641,7 @@ void check_channel_sizes(int d_key, int d_value, bool small) {
   verdict(name, worst_states, 1e-3);
   std::snprintf(name, sizeof name, "K=%d V=%d channels, map", d_key, d_value);
   check_map<B>(name, 0, 150, 2, 2e-3, p);
+  std::snprintf(name, sizeof name, "K=%d V=%d channels, map, slow decay", d_key, d_value);
   check_map<B>(name, 37, 137, 2, 2e-3, with([](Problem& x) { x.gates = Gates::slow; }));
 }
 
@@ -698,36 +701,41 @@ void check_bad(int d) {
   }
 }
 
-/// Pairs give what the tasks give alone.
+/// Pairs, neighbours or all of one kind before all of the other, give what the tasks give alone.
 void check_pairs() {
   for (const Gates gates : {Gates::none, Gates::usual}) {
     Problem p;
     p.d_key = p.d_value = 64, p.gates = gates;
-    const int heads = 3, size = 64 * 64;
+    const int heads = 3, size = 64 * 64, n = (2 * heads + 2) * size;
     Inputs<B> in(200, heads, 19, p);
-    float* states[2];
-    for (int paired = 0; paired < 2; ++paired) {
-      states[paired] = device<float>(4 * heads * size);
-      CHECK(cudaMemset(states[paired], 0xff, 4 * heads * size * 4));
-      std::vector<Task> tasks;
+    std::vector<float> states[3];
+    for (int distance : {0, 1, heads}) {
+      float* to = device<float>(n);
+      CHECK(cudaMemset(to, 0xff, n * 4));
+      std::vector<Task> tasks(2 * heads);
       for (int h = 0; h < heads; ++h)
         for (int part = 0; part < 2; ++part) {
-          Task t;
+          Task& t = tasks[distance == heads ? part * heads + h : 2 * h + part];
           t.head = h, t.begin = h == 2 ? 200 : 7, t.end = 200, t.probe_at = h == 1 ? 99 : -1;
           t.flags = part == 0 ? from_identity | without_values : 0;
-          t.to = {states[paired] + (2 * h + part) * size, 1, 64};
-          if (h == 1) t.probe = {states[paired] + (2 * heads + part) * size, 1, 64};
-          tasks.push_back(t);
+          t.to = {to + (2 * h + part) * size, 1, 64};
+          if (h == 1) t.probe = {to + (2 * heads + part) * size, 1, 64};
         }
       Pass pass = in.pass(false);
-      pass.tasks = upload(tasks), pass.task_count = 2 * heads, pass.paired = paired;
+      pass.tasks = upload(tasks), pass.task_count = 2 * heads, pass.pair_distance = distance;
       CHECK(run_pass(pass, nullptr));
       CHECK(cudaDeviceSynchronize());
+      states[distance == heads ? 2 : distance] = host(to, n);
     }
-    const int n = (2 * heads + 2) * size;
-    const auto a = host(states[0], n), b = host(states[1], n);
-    verdict("pairs and single tasks: states that differ",
-            std::inner_product(a.begin(), a.end(), b.begin(), 0.0, std::plus<>(), std::not_equal_to<>()), 0);
+    for (int i = 1; i < 3; ++i) {
+      char line[100];
+      std::snprintf(line, sizeof line, "%s and single tasks%s: states that differ", i == 1 ? "pairs" : "distant pairs",
+                    gates == Gates::none ? "" : ", decay");
+      verdict(line,
+              std::inner_product(states[0].begin(), states[0].end(), states[i].begin(), 0.0, std::plus<>(),
+                                 std::not_equal_to<>()),
+              0);
+    }
   }
 }
 
@@ -748,7 +756,9 @@ void check_zero_decay(int d) {
   }
   int differ = 0;
   for (std::size_t i = 0; i < o[0].size(); ++i) differ += o[0][i] != o[1][i];
-  verdict("a decay of 0 and no decay: outputs that differ", differ, 0);
+  verdict(d == 128 ? "K=V=128, a decay of 0 and no decay: outputs that differ"
+                   : "K=V=64, a decay of 0 and no decay: outputs that differ",
+          differ, 0);
 }
 
 /// The least that shows races and wild accesses, for compute-sanitizer.
@@ -882,7 +892,7 @@ struct Solve {
   void run(cudaStream_t stream, int parts = 3) {
     if (parts & 1) {
       Pass m = in.pass(false);
-      m.tasks = device_maps, m.task_count = static_cast<int>(map_tasks.size()), m.counts = counts, m.paired = true;
+      m.tasks = device_maps, m.task_count = static_cast<int>(map_tasks.size()), m.counts = counts, m.pair_distance = 1;
       CHECK(run_pass(m, stream));
       if (horizon > 0)
         CHECK(matrix_norms(P, size(), borders * in.heads, norms, stream, size()));
@@ -983,6 +993,7 @@ void check_segments() {
 /// One row: T tokens, H heads; the horizon as the caller of the kernels would find it, and full maps.
 void time_row(const char* name, int heads, Problem problem, std::int64_t horizon, bool full, bool check_long,
               std::int64_t T = 1 << 20) {
+  if (!only.empty() && std::find(only.begin(), only.end(), name) == only.end()) return;
   const int multiprocessors = 132, D = problem.d_key;
   Inputs<B> in(T, heads, 3, problem);
   const double gate_bytes = in.log_decay     ? 4.0 * in.channels()
@@ -1056,6 +1067,8 @@ int main(int argc, char** argv) {
       if (std::string(argv[i]) == name) return true;
     return argc == 1;
   };
+  for (int i = 1; i < argc; ++i)
+    if (std::strncmp(argv[i], "rows=", 5) == 0) only.push_back(argv[i] + 5);
   if (wanted("descriptors")) test_operands();
   if (wanted("check")) check(false);
   if (wanted("check") || wanted("channels")) check_channels(false);

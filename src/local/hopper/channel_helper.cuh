@@ -440,7 +440,8 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       load_gates<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.gates(w ^ 1));
     __syncwarp();
     marks.mark(6);
-    all_pairs<C, Outputs>(scratch, keys, queries, late, scalars, M, warp, fresh(tid) & 31);
+    const int part = (warp + c) & 3;  // another warp, and quarter of the multiprocessor, has most to do each time
+    all_pairs<C, Outputs>(scratch, keys, queries, late, scalars, M, part, fresh(tid) & 31);
     if constexpr (Outputs) {
       fence_for_tensor_cores();
       barrier_arrive(bar.m_full(w));
@@ -460,7 +461,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
     barrier_arrive(bar.full(w));
     marks.mark(9);
     load_scalars(c + 2);
-    merge<C>(scratch, T, warp, fresh(tid) & 31);
+    merge<C>(scratch, T, part, fresh(tid) & 31);
     fence_for_tensor_cores();
     barrier_arrive(bar.t_full(w));
     marks.mark(10);

@@ -5,20 +5,26 @@
 namespace longscan::hopper {
 namespace {
 
-template <class C>
+template <int K, int V, int GateBytes, bool Outputs>
 cudaError_t launch_channel(const Pass& pass, cudaStream_t stream) {
-  if (pass.type == Type::bf16)
-    return pass.o ? launch<C, true, true, true>(pass, stream) : launch<C, true, false, true>(pass, stream);
-  return pass.o ? launch<C, false, true, true>(pass, stream) : launch<C, false, false, true>(pass, stream);
+  using C = Shape<K, V, GateBytes, Outputs>;
+  return pass.type == Type::bf16 ? launch<C, true, Outputs, true>(pass, stream)
+                                 : launch<C, false, Outputs, true>(pass, stream);
+}
+
+template <int K, int V, int GateBytes>
+cudaError_t launch_channel(const Pass& pass, cudaStream_t stream) {
+  return pass.o ? launch_channel<K, V, GateBytes, true>(pass, stream)
+                : launch_channel<K, V, GateBytes, false>(pass, stream);
 }
 
 template <int GateBytes>
 cudaError_t launch_gates(const Pass& pass, cudaStream_t stream) {
   if (pass.d_key <= 64)
-    return pass.d_value <= 64 ? launch_channel<Shape<64, 64, GateBytes>>(pass, stream)
-                              : launch_channel<Shape<64, 128, GateBytes>>(pass, stream);
-  return pass.d_value <= 64 ? launch_channel<Shape<128, 64, GateBytes>>(pass, stream)
-                            : launch_channel<Shape<128, 128, GateBytes>>(pass, stream);
+    return pass.d_value <= 64 ? launch_channel<64, 64, GateBytes>(pass, stream)
+                              : launch_channel<64, 128, GateBytes>(pass, stream);
+  return pass.d_value <= 64 ? launch_channel<128, 64, GateBytes>(pass, stream)
+                            : launch_channel<128, 128, GateBytes>(pass, stream);
 }
 
 }  // namespace

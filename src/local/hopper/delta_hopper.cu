@@ -11,6 +11,7 @@ namespace {
 __global__ void norms_kernel(const float* matrices, std::int64_t stride, int elements, float* norms) {
   const float* m = matrices + blockIdx.x * stride;
   float sum = 0;
+#pragma unroll 16
   for (int i = threadIdx.x; i < elements; i += blockDim.x) sum = fmaf(m[i], m[i], sum);
   __shared__ float part[32];
   for (int d = 16; d > 0; d >>= 1) sum += __shfl_down_sync(0xffffffffu, sum, d);
@@ -47,16 +48,22 @@ __global__ void __launch_bounds__(256) chain_kernel(const Chain* chains, int d_k
   }
 }
 
-template <class C, bool Bf16>
+template <int K, int V, bool Outputs, bool Decay, bool Pairs = false>
 cudaError_t launch(const Pass& pass, cudaStream_t stream) {
-  if (pass.log_decay.data)
-    return pass.o ? launch<C, Bf16, true, true>(pass, stream) : launch<C, Bf16, false, true>(pass, stream);
-  return pass.o ? launch<C, Bf16, true, false>(pass, stream) : launch<C, Bf16, false, false>(pass, stream);
+  using C = Shape<K, V, 0, Outputs, Pairs>;
+  return pass.type == Type::bf16 ? launch<C, true, Outputs, Decay>(pass, stream)
+                                 : launch<C, false, Outputs, Decay>(pass, stream);
 }
 
-template <class C>
+template <int K, int V>
 cudaError_t launch(const Pass& pass, cudaStream_t stream) {
-  return pass.type == Type::bf16 ? launch<C, true>(pass, stream) : launch<C, false>(pass, stream);
+  if (pass.o)
+    return pass.log_decay.data ? launch<K, V, true, true>(pass, stream) : launch<K, V, true, false>(pass, stream);
+  if constexpr (K == 64 && V == 64)
+    if (pass.pair_distance > 0)
+      return pass.log_decay.data ? launch<K, V, false, true, true>(pass, stream)
+                                 : launch<K, V, false, false, true>(pass, stream);
+  return pass.log_decay.data ? launch<K, V, false, true>(pass, stream) : launch<K, V, false, false>(pass, stream);
 }
 
 }  // namespace
@@ -96,15 +103,14 @@ cudaError_t run_pass(const Pass& pass, cudaStream_t stream) {
   if (pass.task_count == 0) return cudaSuccess;
   if (pass.d_key > 128) return run_wide_pass(pass, stream);
   if (pass.channel_decay) return run_channel_pass(pass, stream);
-  if (pass.d_key <= 64)
-    return pass.d_value <= 64 ? launch<Shape<64, 64>>(pass, stream) : launch<Shape<64, 128>>(pass, stream);
-  return pass.d_value <= 64 ? launch<Shape<128, 64>>(pass, stream) : launch<Shape<128, 128>>(pass, stream);
+  if (pass.d_key <= 64) return pass.d_value <= 64 ? launch<64, 64>(pass, stream) : launch<64, 128>(pass, stream);
+  return pass.d_value <= 64 ? launch<128, 64>(pass, stream) : launch<128, 128>(pass, stream);
 }
 
 cudaError_t matrix_norms(const float* matrices, std::int64_t stride, int count, float* norms, cudaStream_t stream,
                          int elements) {
   if (count == 0) return cudaSuccess;
-  norms_kernel<<<count, 256, 0, stream>>>(matrices, stride, elements, norms);
+  norms_kernel<<<count, 1024, 0, stream>>>(matrices, stride, elements, norms);
   return cudaGetLastError();
 }
 

@@ -77,9 +77,10 @@ struct Pass {
   TokenScalars log_decay;                   ///< natural logarithms, <= 0, also -infinity (forgets all); none: no decay
   bool channel_decay = false;  ///< log_decay[t][h] has a number a channel; rows must start at multiples of 16 bytes
   bool erase_undecayed = false;  ///< with log_decay a head: S (D - beta k kᵀ) for S D (I - beta k kᵀ), D = e^log_decay
-  /// Says that tasks 2i and 2i + 1 have the same begin, end, head and probe_at (a map's P and L, say), so that they
-  /// could share their work on the keys. Without effect so far.
-  bool paired = false;
+  /// d > 0 says that in each run of 2 d tasks, numbers i and i + d have the same begin, end, head and probe_at (a map's
+  /// P and L, say), so that they can share their work on the keys: without outputs, K, V <= 64 and decays a channel
+  /// they do.
+  std::int32_t pair_distance = 0;
 };
 
 /// True if the current device and these shapes can take this path; d_key and d_value must be the pass's.

@@ -62,16 +62,16 @@ __device__ __forceinline__ void copy_start(const Pass& pass, const Task& task, S
 }
 
 template <class C, bool Bf16, bool Outputs, bool Decay>
-__device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, const Task& task, const Chunks& chunks,
-                                           std::uint32_t smem, Barriers<C> bar, int half, int& bad) {
+__device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, const Task& task, const Chunks& all,
+                                           std::uint32_t smem, Barriers<C> bar, int half, bool loads_values, int& bad) {
   constexpr int N = C::K / 2, steps = C::K / 16;  // of S a thread; products over the channels
   constexpr bool head_decay = Decay && !C::channel;
   const int tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
-  const int my_v = 64 * half + 16 * warp + (lane >> 2), my_k = 2 * (lane & 3);
+  const int first_v = C::pairs ? 0 : 64 * half, my_v = first_v + 16 * warp + (lane >> 2), my_k = 2 * (lane & 3);
   const bool identity = task.flags & from_identity, has_values = !(task.flags & without_values);
-  const int head = task.head, probe_after = task.probe.data ? chunks.to_probe : -1;  // not read again for each chunk
+  const int head = task.head, probe_after = task.probe.data ? all.to_probe : -1, count = all.count;
   float S[N], R[32];
-  std::uint32_t Sh[N / 2], Xh[16];
+  std::uint32_t Sh[C::maps ? 8 : N / 2], Xh[16];
 #pragma unroll
   for (int j = 0; j < N / 4; ++j)
 #pragma unroll
@@ -84,11 +84,32 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
   // where this lane's row of the four 8×8 matrices (token, v), (token, v + 8), (token + 8, v), … lies
   const int lane_token = (lane >> 4) * 8 + (lane & 7);
   const std::uint32_t lane_piece = swizzled(lane_token, 2 * warp + ((lane >> 3) & 1));
-  const std::uint32_t values = smem + C::at_V + half * panel_bytes + lane_piece;
+  const bool none = C::pairs && !has_values;
+  const std::uint32_t values = smem + (none ? C::at_no_V : C::at_V + (C::pairs ? 0 : half) * panel_bytes) + lane_piece;
+  const std::uint32_t values_step = none ? 0 : C::value_bytes;
   const std::uint32_t staging = smem + C::at_O + half * panel_bytes;
   const float factor = identity ? 1 / identity_scale : 1.f;
   float not_finite = 0;
+  std::uint32_t outputs_not_finite = 0;  // two numbers of 16 bits, NaN if any was not finite
 
+  // R without O: packs S a step at a time, which takes fewer registers
+  const auto pack_and_multiply = [&](std::uint32_t tile) {
+    const std::uint64_t b = row_descriptor(tile);
+#pragma unroll
+    for (int s = 0; s < steps; ++s) {
+      std::uint32_t* const now = Sh + 4 * (s & 1);
+      if (s > 0) products_wait<1>();  // the product that had these registers
+#pragma unroll
+      for (int i = 0; i < 4; ++i) now[i] = pack_half(S[8 * s + 2 * i], S[8 * s + 2 * i + 1]);
+      hold(Sh);
+      products_fence();
+      if (s == 0)
+        product_n64<true>(R, now, b);
+      else
+        product_n64<false>(R, now, advance(b, (s >> 2) * panel_bytes + (s & 3) * 32));
+      products_commit();
+    }
+  };
   const auto multiply_state = [&](float(&to)[32], std::uint32_t tile) {
     const std::uint64_t b = row_descriptor(tile);
     products_fence();
@@ -101,28 +122,44 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     }
     products_commit();
   };
-  // the last warp to leave a stage loads the chunk that comes into it next
+  const auto chunks_now = [&] { return Chunks::load(smem + C::at_chunks); };
+  // The last warp to leave a stage loads the chunk that comes into it next: helpers have most to do. Not in maps, where
+  // the state has.
   const auto leave = [&](int stage, int c) {
-    constexpr unsigned warps = 4 * C::states;
-    if ((count_up(smem + C::at_left + 4 * stage) & (warps - 1)) != warps - 1) return;
-    if constexpr (C::channel)
-      if (has_values && c + 1 < chunks.count)
-        load_values<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.values());
-    if (c + C::stages < chunks.count)
-      load_chunk<C, Outputs>(maps, head / pass.group, head, has_values && !C::channel,
-                             static_cast<int>(chunks.first(c + C::stages)), smem, bar.arrived(stage), stage);
+    if constexpr (C::maps) {
+      barrier_arrive(bar.left(stage));
+    } else {
+      constexpr unsigned warps = 4 * C::states;
+      if ((count_up(smem + C::at_left + 4 * stage) & (warps - 1)) != warps - 1) return;
+      const Chunks chunks = chunks_now();
+      if constexpr (C::values_apart)
+        if (loads_values && c + 1 < chunks.count)
+          load_values<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.values(0), 0);
+      if (c + C::stages < chunks.count)
+        load_chunk<C, Outputs>(maps, head / pass.group, head, loads_values && !C::values_apart,
+                               static_cast<int>(chunks.first(c + C::stages)), smem, bar.arrived(stage), stage);
+    }
   };
 
   Ring<C::stages> stage;
-  Ring<slots> slot;
-  pack(Sh, S);
-  hold(Sh);
-  barrier_wait(bar.full(0), 0);
-  multiply_state(R, smem + C::at_K);
+  Ring<C::slots> slot;
+  Ring<C::value_stages> value;
+  Ring<C::numbers> number;
+  if constexpr (!C::maps) {
+    pack(Sh, S);
+    hold(Sh);
+    barrier_wait(bar.full(0), 0);
+    multiply_state(R, smem + C::at_K);
+  }
   Marks marks(tid == 0 && half == 0);
 #pragma unroll 1
-  for (int c = 0; c < chunks.count; ++c) {
+  for (int c = 0; c < count; ++c) {
     const std::uint32_t keys = smem + C::at_K + stage.slot * C::key_bytes;
+    if constexpr (C::maps) {
+      barrier_wait(bar.full(stage.slot), stage.phase);
+      marks.mark(26);
+      pack_and_multiply(keys);
+    }
     float O[32];
     // with decays a channel the helpers take longest and get the registers: R and O are not there together
     constexpr bool together = Outputs && !C::channel;
@@ -132,23 +169,25 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     if constexpr (together) hold(O);
     hold(R);
     // R = eta V - beta S Kᵀ, as left operand
-    const std::uint32_t values_now = values + (C::channel ? 0 : stage.slot * C::value_bytes);
-    if constexpr (C::channel)
+    const std::uint32_t values_now = values + (C::values_apart ? value.slot : stage.slot) * values_step;
+    if constexpr (C::values_apart)
       if (has_values) {
-        barrier_wait(bar.values(), c & 1);
-        const int n = chunks.size(c);
+        barrier_wait(bar.values(value.slot), value.phase);
+        const int n = chunks_now().size(c);
         if (n < chunk) {  // what follows belongs to others; this warp's 16 columns
-          const std::uint32_t panel = smem + C::at_V + half * panel_bytes;
+          const std::uint32_t panel =
+              smem + C::at_V + value.slot * C::value_bytes + (C::pairs ? 0 : half) * panel_bytes;
 #pragma unroll 1
           for (int row = lane; row < chunk; row += 32)
             if (row >= n) {
               store16(panel + swizzled(row, 2 * warp), make_uint4(0, 0, 0, 0));
               store16(panel + swizzled(row, 2 * warp + 1), make_uint4(0, 0, 0, 0));
             }
+          fence_for_tensor_cores();  // the next load writes there too
           __syncwarp();
         }
       }
-    const std::uint32_t numbers = smem + C::at_scalars + stage.slot * C::scalar_bytes + my_k * 8;
+    const std::uint32_t numbers = smem + C::at_scalars + number.slot * C::scalar_bytes + my_k * 8;
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       std::uint32_t m[4];
@@ -190,9 +229,9 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       product_n32<false>(late, Xh + 12, advance(t, 4096 + 96));
       products_commit();
     }
-    const std::uint32_t decays = smem + C::at_decays + stage.slot * C::decay_bytes + my_k * 8;
+    const std::uint32_t decays = smem + C::at_decays + number.slot * C::decay_bytes + my_k * 8;
     if constexpr (C::channel) {
-      const std::uint32_t less = smem + C::at_decays + stage.slot * C::decay_bytes + my_k * 4;
+      const std::uint32_t less = smem + C::at_decays + number.slot * C::decay_bytes + my_k * 4;
 #pragma unroll
       for (int j = 0; j < N / 4; ++j) {
         const float2 f = load_float2(less + 32 * j);
@@ -200,7 +239,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
         for (int e = 0; e < 4; ++e) S[4 * j + e] = fmaf(S[4 * j + e], e & 1 ? f.y : f.x, S[4 * j + e]);
       }
     } else if constexpr (Decay) {
-      const float less = load_float(smem + C::at_decays + stage.slot * C::decay_bytes + chunk * 8);
+      const float less = load_float(smem + C::at_decays + number.slot * C::decay_bytes + chunk * 8);
 #pragma unroll
       for (int i = 0; i < N; ++i) S[i] = fmaf(S[i], less, S[i]);
       if constexpr (Outputs)
@@ -260,10 +299,13 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     }
     marks.mark(24);
     hold(S);
+    if (c + 1 == probe_after) store_state(pass, task.probe, S, my_v, my_k, factor);
     [[maybe_unused]] const int done_stage = stage.slot;
     stage.next();
-    pack(Sh, S);
-    hold(Sh);
+    if constexpr (!C::maps) {
+      pack(Sh, S);
+      hold(Sh);
+    }
     if constexpr (Outputs) {  // by now done; its left operand's registers are needed
       products_wait<0>();
       hold(O);
@@ -278,14 +320,16 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     marks.mark(25);
     const auto next_R = [&] {
       // after the last chunk the product is of no use, and of an old tile, but the loop stays simple
-      if (c + 1 < chunks.count) barrier_wait(bar.full(stage.slot), stage.phase);
+      if (c + 1 < count) barrier_wait(bar.full(stage.slot), stage.phase);
       marks.mark(26);
       multiply_state(R, smem + C::at_K + stage.slot * C::key_bytes);
     };
-    if constexpr (!C::channel) next_R();
+    if constexpr (!C::channel && !C::maps) next_R();
     if constexpr (Outputs) {
+      const Chunks chunks = chunks_now();
       const std::int64_t first = chunks.first(c);
       const int n = chunks.size(c);
+      if (tid == 0) boxes_read();
       named_barrier<128>(1 + half);  // the outputs before these have left
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
@@ -294,32 +338,38 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
         for (int i = 0; i < 4; ++i) {
           const float x = O[8 * s + 2 * i] * pass.scale, y = O[8 * s + 2 * i + 1] * pass.scale;
           m[i] = Bf16 ? pack_bf16(x, y) : pack_half(x, y);
-          not_finite = fmaf(x, 0.f, fmaf(y, 0.f, not_finite));
+          outputs_not_finite = times_zero_and_add<Bf16>(m[i], outputs_not_finite);
         }
         store_matrices_transposed(staging + lane_piece + s * 2048, m);
       }
+      fence_for_tensor_cores();
       named_barrier<128>(1 + half);
-      const int row = tid >> 3, piece = tid & 7;
-      char* out = static_cast<char*>(pass.o) +
-                  2 * (head * pass.o_head_stride + (first + row) * pass.o_token_stride + 64 * half + 8 * piece);
-      const bool inside = 64 * half + 8 * piece < pass.d_value;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint4 x = load16(staging + swizzled(row, piece) + i * 2048);
-        if (row + 16 * i < n && inside) *reinterpret_cast<uint4*>(out + 32 * i * pass.o_token_stride) = x;
+      if (n == chunk) {
+        if (tid == 0) store_box(&maps.o, staging, 64 * half, head, static_cast<int>(first));
+      } else {
+        const int row = tid >> 3, piece = tid & 7;
+        char* out = static_cast<char*>(pass.o) +
+                    2 * (head * pass.o_head_stride + (first + row) * pass.o_token_stride + 64 * half + 8 * piece);
+        const bool inside = 64 * half + 8 * piece < pass.d_value;
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) {
+          const uint4 x = load16(staging + swizzled(row, piece) + i * 2048);
+          if (row + 16 * i < n && inside) *reinterpret_cast<uint4*>(out + 32 * i * pass.o_token_stride) = x;
+        }
       }
     }
     marks.mark(27);
     if constexpr (C::channel) next_R();
-    slot.next();
-    if (c + 1 == probe_after) store_state(pass, task.probe, S, my_v, my_k, factor);
+    slot.next(), number.next();
+    if constexpr (C::values_apart) value.next();
   }
   products_wait<0>();
   hold(R);
-  if (probe_after == 0) copy_start<C>(pass, task, task.probe, 64 * half, 64, tid, 128);
+  if (Outputs && tid == 0) boxes_read();
+  if (probe_after == 0) copy_start<C>(pass, task, task.probe, first_v, 64, tid, 128);
 #pragma unroll
   for (int i = 0; i < N; ++i) not_finite = fmaf(S[i], 0.f, not_finite);
-  bad = not_finite != 0.f;
+  bad = not_finite != 0.f || (outputs_not_finite & 0x7fff7fff) != 0;
   if (task.to.data) store_state(pass, task.to, S, my_v, my_k, factor);
 }
 
@@ -329,55 +379,72 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
   extern __shared__ char raw[];
   const std::uint32_t smem = (smem_address(raw) + 1023) & ~1023u;
   const Barriers<C> bar{smem + C::at_barriers};
-  const Task& task = pass.tasks[blockIdx.x];
+#ifdef LONGSCAN_HOPPER_PROFILE
+  if (threadIdx.x < 64) marked[threadIdx.x] = 0;
+#endif
+  constexpr int tasks = C::pairs ? 2 : 1;
+  const int distance = C::pairs ? pass.pair_distance : 0;  // of the CTA's tasks
+  const int first = C::pairs ? blockIdx.x / distance * 2 * distance + blockIdx.x % distance : blockIdx.x;
+  const Task& task = pass.tasks[first];
   const Chunks chunks(task);
   if (chunks.count == 0) {
-    if (task.to.data) copy_start<C>(pass, task, task.to, 0, C::V, threadIdx.x, C::threads);
-    if (task.probe.data) copy_start<C>(pass, task, task.probe, 0, C::V, threadIdx.x, C::threads);
+    for (int i = 0; i < tasks; ++i) {
+      const Task& t = pass.tasks[first + i * distance];
+      if (t.to.data) copy_start<C>(pass, t, t.to, 0, C::V, threadIdx.x, C::threads);
+      if (t.probe.data) copy_start<C>(pass, t, t.probe, 0, C::V, threadIdx.x, C::threads);
+    }
     return;
   }
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::stages; ++s) {
-      barrier_init(bar.full(s), 128), barrier_init(bar.arrived(s), 1);
+      barrier_init(bar.full(s), 128), barrier_init(bar.arrived(s), 1), barrier_init(bar.left(s), 4 * C::states);
       store4(smem + C::at_left + 4 * s, 0);
     }
-    for (int s = 0; s < slots; ++s) {
+    for (int s = 0; s < C::slots; ++s) {
       barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), C::channel ? 1 : 4 * C::states);
       barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), 4 * C::states);
     }
-    if (C::channel) barrier_init(bar.values(), 1);
+    if (C::values_apart)
+      for (int s = 0; s < C::value_stages; ++s) barrier_init(bar.values(s), 1);
+    chunks.store(smem + C::at_chunks);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   // the blocks of T and M above the diagonal stay zero, and V where there is none
-  for (int i = threadIdx.x; i < (C::value_stages * C::value_bytes + 2 * slots * square_bytes) / 16; i += C::threads)
-    store16(smem + C::at_V + 16 * i, make_uint4(0, 0, 0, 0));
+  constexpr int zeros = C::at_T - C::at_V + (Outputs ? 2 : 1) * C::slots * square_bytes;
+  for (int i = threadIdx.x; i < zeros / 16; i += C::threads) store16(smem + C::at_V + 16 * i, make_uint4(0, 0, 0, 0));
   fence_for_tensor_cores();
   __syncthreads();
+  // of a pair with values in one task only: the other's are at_no_V
+  const bool has_values = !(task.flags & pass.tasks[first + distance].flags & without_values);
   if (threadIdx.x == 0) {
-    const bool has_values = !(task.flags & without_values);
     for (int c = 0; c < min(C::stages, chunks.count); ++c)
-      load_chunk<C, Outputs>(maps, task.head / pass.group, task.head, has_values && !C::channel,
+      load_chunk<C, Outputs>(maps, task.head / pass.group, task.head, has_values && !C::values_apart,
                              static_cast<int>(chunks.first(c)), smem, bar.arrived(c), c);
-    if constexpr (C::channel) {
-      load_gates<C>(maps, task.head, static_cast<int>(chunks.first(0)), smem, bar.gates(0));
-      if (has_values) load_values<C>(maps, task.head, static_cast<int>(chunks.first(0)), smem, bar.values());
-    }
+    if constexpr (C::channel) load_gates<C>(maps, task.head, static_cast<int>(chunks.first(0)), smem, bar.gates(0));
+    if (C::values_apart && has_values)
+      for (int c = 0; c < min(C::value_stages, chunks.count); ++c)
+        load_values<C>(maps, task.head, static_cast<int>(chunks.first(c)), smem, bar.values(c), c);
   }
   __syncwarp();
   const int role = __shfl_sync(0xffffffffu, threadIdx.x >> 7, 0);  // the same in a warp, and known to be
   if (role < C::helpers) {
     registers_down<C::helper_registers(Outputs)>();
-    Counts* counts = pass.counts ? pass.counts + blockIdx.x : nullptr;
+    Counts* counts = pass.counts ? pass.counts + first : nullptr;
     if constexpr (C::channel)
       channel_helper_role<C, Bf16, Outputs>(pass, maps, task, chunks, smem, bar, role, counts);
     else
-      helper_role<C, Bf16, Outputs, Decay>(pass, task, chunks, smem, bar, role, counts);
+      helper_role<C, Bf16, Outputs, Decay>(pass, maps, task, chunks, smem, bar, role, has_values, counts);
   } else {
     registers_up<C::state_registers(Outputs)>();
     int bad = 0;
-    state_role<C, Bf16, Outputs, Decay>(pass, maps, task, chunks, smem, bar, role - C::helpers, bad);
-    if (bad && pass.counts) pass.counts[blockIdx.x].bad = 1;
+    const int half = role - C::helpers, number = first + (C::pairs ? half : 0) * distance;
+    state_role<C, Bf16, Outputs, Decay>(pass, maps, pass.tasks[number], chunks, smem, bar, half, has_values, bad);
+    if (bad && pass.counts) pass.counts[number].bad = 1;
   }
+#ifdef LONGSCAN_HOPPER_PROFILE
+  __syncthreads();
+  if (blockIdx.x == 0 && threadIdx.x < 64) profile[threadIdx.x] += marked[threadIdx.x];
+#endif
 }
 
 /// The tensor map of [tokens, heads, width] elements of `bytes` bytes, in boxes of `rows` tokens and 128 bytes; what
@@ -405,6 +472,7 @@ cudaError_t make_map(CUtensorMap* map, const TokenVectors& x, std::int64_t token
 
 template <class C, bool Bf16, bool Outputs, bool Decay>
 cudaError_t launch(const Pass& pass, cudaStream_t stream) {
+  static_assert(C::outputs == Outputs);
   Maps maps = {};
   const int shared_heads = pass.heads / pass.group;
   cudaError_t error = make_map(&maps.k, pass.k, pass.tokens, shared_heads, pass.d_key);
@@ -414,12 +482,16 @@ cudaError_t launch(const Pass& pass, cudaStream_t stream) {
     const TokenVectors gates = {pass.log_decay.data, pass.log_decay.token_stride, pass.log_decay.head_stride};
     if (error == cudaSuccess) error = make_map(&maps.gates, gates, pass.tokens, pass.heads, pass.d_key, C::gate_bytes);
   }
+  if (error == cudaSuccess && Outputs) {
+    const TokenVectors o = {pass.o, pass.o_token_stride, pass.o_head_stride};
+    error = make_map(&maps.o, o, pass.tokens, pass.heads, pass.d_value);
+  }
   // once a kernel and device would do; the call costs about a microsecond
   const auto kernel = delta_kernel<C, Bf16, Outputs, Decay>;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::allocated);
   if (error != cudaSuccess) return error;
-  kernel<<<pass.task_count, C::threads, C::allocated, stream>>>(pass, maps);
+  kernel<<<pass.task_count / (C::pairs ? 2 : 1), C::threads, C::allocated, stream>>>(pass, maps);
   return cudaGetLastError();
 }
 

@@ -59,10 +59,11 @@ __device__ __forceinline__ bool barrier_passed(std::uint32_t bar, std::uint32_t 
   return passed;
 }
 
-/// Adds one to a counter in shared memory; what this thread did before is seen by whoever reads the new value.
+/// Adds one to a counter in shared memory, after what this thread has read before. Without a fence, which would wait
+/// for all that is under way in memory: it orders nothing that is written.
 __device__ __forceinline__ std::uint32_t count_up(std::uint32_t counter) {
   std::uint32_t old;
-  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(counter) : "memory");
+  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(counter) : "memory");
   return old;
 }
 
@@ -255,6 +256,17 @@ __device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t a, std::u
 __device__ __forceinline__ std::uint32_t multiply_add_halves(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::uint32_t d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+/// x · 0 + sum, of two numbers: NaN if x is not finite.
+template <bool Bf16>
+__device__ __forceinline__ std::uint32_t times_zero_and_add(std::uint32_t x, std::uint32_t sum) {
+  std::uint32_t d;
+  if constexpr (Bf16)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0), "r"(sum));
+  else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0), "r"(sum));
   return d;
 }
 

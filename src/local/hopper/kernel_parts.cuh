@@ -10,7 +10,6 @@ namespace longscan::hopper {
 namespace {
 
 constexpr int chunk = 64;
-constexpr int slots = 2;  // of T, M
 constexpr int panel_bytes = chunk * 128, square_bytes = chunk * chunk * 2;
 /// P is carried times this, so that fp16 operands resolve it far below the rounding of S.
 constexpr float identity_scale = 4096;
@@ -30,36 +29,46 @@ __device__ __forceinline__ std::uint32_t in_floats(int row, int column) {
 }
 
 /// Sizes and the layout of shared memory for keys and values of up to K and V elements; `GateBytes`: of a number of
-/// log_decay with one a channel, else 0.
-template <int Keys, int Values, int GateBytes = 0>
+/// log_decay with one a channel, else 0. Without outputs (`maps`) three helpers make T and start the loads. `Pairs`: a
+/// CTA has two tasks of the same tokens and head, a warpgroup of the state each.
+template <int Keys, int Values, int GateBytes = 0, bool Outputs = true, bool Pairs = false>
 struct Shape {
   static constexpr int K = Keys, V = Values, gate_bytes = GateBytes;
-  static constexpr bool channel = GateBytes > 0;
-  static constexpr int parts = K > 128 ? 2 : 1;                           // of the channels, see wide_kernel.cuh
-  static constexpr int states = V / 64 * parts;                           // warpgroups
-  static constexpr int helpers = K == 64 && V == 64 && !channel ? 1 : 2;  // warpgroups
-  static constexpr int per_multiprocessor = helpers == 1 ? 2 : 1;
-  static constexpr int stages = helpers == 1 || channel || parts > 1 ? 2 : 3;  // of K, Q, V
+  static constexpr bool channel = GateBytes > 0, outputs = Outputs, pairs = Pairs;
+  static constexpr int parts = K > 128 ? 2 : 1;  // of the channels, see wide_kernel.cuh
+  static constexpr bool small = K == 64 && V == 64 && !channel && !pairs;
+  static constexpr bool maps = !outputs && !channel && !small;
+  static constexpr int states = pairs ? 2 : V / 64 * parts;  // warpgroups
+  static constexpr int helpers = small ? 1 : maps ? 3 : 2;   // warpgroups
+  static constexpr int per_multiprocessor = small ? 2 : 1;
+  static constexpr int stages = small || channel || parts > 1 ? 2 : maps ? 6 : 3;   // of K, Q, and V if with them
+  static constexpr int slots = maps ? 3 : 2;                                        // of T, M
+  static constexpr int numbers = channel || parts > 1 ? stages : stages + helpers;  // of beta, eta, decays
+  static constexpr int tables = channel || parts > 1 ? 1 : 2;                       // of decays, see make_decays
   static constexpr int threads = 128 * (states + helpers);
   /// With outputs K = 128 needs 192: with 184 ptxas serializes every wgmma (C7512). With decays a channel O comes after
-  /// R.
+  /// R. Five warpgroups have 480 together, fewer 512.
   __host__ __device__ static constexpr int state_registers(bool outputs) {
+    if (maps) return states == 1 ? 160 : K == 128 ? 144 : 128;
     if (states == 1) return K == 128 || channel ? 208 : 144;
     return K == 64 ? 160 : outputs && !channel ? 192 : 176;
   }
   __host__ __device__ static constexpr int helper_registers(bool outputs) {
+    if (maps) return states == 1 ? 112 : K == 128 ? 64 : 72;
     if (states == 1) return K == 128 || channel ? 144 : 112;
     return K == 64 ? 96 : outputs && !channel ? 64 : 80;
   }
   static constexpr int key_bytes = chunk * K * 2, value_bytes = chunk * V * 2;
   static constexpr int at_K = 0;
   static constexpr int at_Q = at_K + stages * key_bytes;
-  static constexpr int at_V = at_Q + stages * key_bytes;
-  static constexpr int value_stages = channel ? 1 : stages;
-  static constexpr int at_T = at_V + value_stages * value_bytes;
+  static constexpr int at_V = at_Q + (outputs ? stages * key_bytes : 0);
+  static constexpr bool values_apart = channel || maps;  // loaded by themselves
+  static constexpr int value_stages = channel ? 1 : maps ? 3 : stages;
+  static constexpr int at_no_V = at_V + value_stages * value_bytes;  // zeros, for tasks of a pair without values
+  static constexpr int at_T = at_no_V + (pairs ? value_bytes : 0);
   static constexpr int at_M = at_T + slots * square_bytes;
-  static constexpr int at_O = at_M + slots * square_bytes;
-  static constexpr int at_late_K = at_O + states * panel_bytes;                    // see channel_helper.cuh
+  static constexpr int at_O = at_M + (outputs ? slots * square_bytes : 0);
+  static constexpr int at_late_K = at_O + (outputs ? states * panel_bytes : 0);    // see channel_helper.cuh
   static constexpr int at_gates = at_late_K + (channel ? stages * key_bytes : 0);  // logarithms of decays a channel
   static constexpr int at_scratch = at_gates + chunk * K * gate_bytes;
   // scratch of a helper
@@ -67,28 +76,33 @@ struct Shape {
   static constexpr int X_blocks = A_blocks + 2 * 6 * block_bytes;  // diagonal blocks of T, transposed; hi, lo of each
   static constexpr int decays = X_blocks + 2 * 4 * block_bytes;    // of the head or of the channels
   static constexpr int raw = decays;                               // of each token beta, eta, log2 of the decay
-  static constexpr int columns = raw + chunk * 16;                 // of each warp, see Decays
+  static constexpr int columns = raw + chunk * 16;                 // of each warp, see make_decays
   static constexpr int rows = columns + 4 * chunk * 4;
+  static constexpr int table_bytes = 4 * chunk * 4 + 4 * 16 * 8;
   static constexpr int factors = decays;  // [see Factor][channel], as halves
   static constexpr int sums = A_blocks;   // [block of 16 tokens][channel], log2 of its decay; until A is made
   static constexpr int diagonal = sums + 4 * K * 4;  // q_t k_t; until A is made
-  static constexpr int scratch_bytes = channel ? factors + 15 * K * 2 : rows + 4 * 16 * 8;
-  // of each stage: 64 × {beta, eta}; with a decay also 64 × {e^G, e^(G_end - G)} and e^G_end - 1, or e^G_end - 1 of
+  static constexpr int scratch_bytes = channel ? factors + 15 * K * 2 : columns + tables * table_bytes;
+  // of each chunk: 64 × {beta, eta}; with a decay also 64 × {e^G, e^(G_end - G)} and e^G_end - 1, or e^G_end - 1 of
   // each channel
   static constexpr int at_scalars = at_scratch + helpers * scratch_bytes;
   static constexpr int scalar_bytes = chunk * 8;
-  static constexpr int at_decays = at_scalars + stages * scalar_bytes;
+  static constexpr int at_decays = at_scalars + numbers * scalar_bytes;
   static constexpr int decay_bytes = channel ? K * 4 : chunk * 8 + 16;
-  static constexpr int at_barriers = at_decays + stages * decay_bytes;
-  static constexpr int at_left = at_barriers + 8 * (2 * stages + 4 * slots + 1);  // counts of warps that left a stage
-  static constexpr int total = at_left + 4 * stages;
+  static constexpr int at_barriers = at_decays + numbers * decay_bytes;
+  // counts of warps that left a stage
+  static constexpr int at_left = at_barriers + 8 * (3 * stages + 4 * slots + value_stages);
+  static constexpr int at_chunks = (at_left + 4 * stages + 15) / 16 * 16;  // see Chunks
+  static constexpr int total = at_chunks + 32;
   static constexpr int allocated = total + 1024;  // the start is aligned by hand
   static_assert(allocated <= (per_multiprocessor == 1 ? 232448 : 115712));
 };
 
 #ifdef LONGSCAN_HOPPER_PROFILE
 __device__ unsigned profile[64];
-/// Adds the cycles since the last mark of this role to entry `i`; one thread of CTA 0.
+/// Adds the cycles since the last mark of this role to entry `i`; one thread of CTA 0. In shared memory: the fences
+/// would wait for what is under way elsewhere.
+__shared__ unsigned marked[64];
 struct Marks {
   unsigned last;
   bool on;
@@ -96,7 +110,7 @@ struct Marks {
   __device__ void mark(int i) {
     if (!on) return;
     const unsigned now = clock();
-    atomicAdd(&profile[i], now - last);
+    atomicAdd(&marked[i], now - last);
     last = now;
   }
 };
@@ -114,12 +128,15 @@ struct Barriers {
   __device__ std::uint32_t full(int s) const { return base + 8 * s; }
   __device__ std::uint32_t arrived(int s) const { return base + 8 * (C::stages + s); }
   __device__ std::uint32_t t_full(int s) const { return base + 8 * (2 * C::stages + s); }
-  __device__ std::uint32_t t_empty(int s) const { return base + 8 * (2 * C::stages + slots + s); }
-  /// With decays a channel: their logarithms are there for a helper; and the values.
+  __device__ std::uint32_t t_empty(int s) const { return base + 8 * (2 * C::stages + C::slots + s); }
+  /// With decays a channel: their logarithms are there for a helper.
   __device__ std::uint32_t gates(int s) const { return t_empty(s); }
-  __device__ std::uint32_t values() const { return base + 8 * (2 * C::stages + 4 * slots); }
-  __device__ std::uint32_t m_full(int s) const { return base + 8 * (2 * C::stages + 2 * slots + s); }
-  __device__ std::uint32_t m_empty(int s) const { return base + 8 * (2 * C::stages + 3 * slots + s); }
+  __device__ std::uint32_t m_full(int s) const { return base + 8 * (2 * C::stages + 2 * C::slots + s); }
+  __device__ std::uint32_t m_empty(int s) const { return base + 8 * (2 * C::stages + 3 * C::slots + s); }
+  /// All warps of the state have left a stage; where helpers load.
+  __device__ std::uint32_t left(int s) const { return values(C::value_stages) + 8 * s; }
+  /// Of values that are loaded by themselves.
+  __device__ std::uint32_t values(int s) const { return base + 8 * (2 * C::stages + 4 * C::slots + s); }
 };
 
 /// Position in a ring: its slot, and the parity of its phase.
@@ -136,19 +153,33 @@ struct Ring {
 struct Chunks {
   std::int64_t begin;
   int tokens, before_probe, to_probe, count;
+  Chunks() = default;
   __device__ explicit Chunks(const Task& t) : begin(t.begin), tokens(static_cast<int>(t.end - t.begin)) {
     before_probe = t.probe_at > t.begin ? static_cast<int>(t.probe_at - t.begin) : 0;
     to_probe = (before_probe + chunk - 1) / chunk;
     count = to_probe + (tokens - before_probe + chunk - 1) / chunk;
+  }
+  /// To and from shared memory, for whoever has no registers to keep them in.
+  __device__ void store(std::uint32_t at) const {
+    const std::uint64_t b = static_cast<std::uint64_t>(begin);
+    store16(at, make_uint4(static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(b >> 32), tokens, before_probe));
+    store16(at + 16, make_uint4(to_probe, count, 0, 0));
+  }
+  __device__ static Chunks load(std::uint32_t at) {
+    const uint4 a = load16(at), b = load16(at + 16);
+    Chunks x;
+    x.begin = static_cast<std::int64_t>(a.x | static_cast<std::uint64_t>(a.y) << 32);
+    x.tokens = a.z, x.before_probe = a.w, x.to_probe = b.x, x.count = b.y;
+    return x;
   }
   __device__ int offset(int c) const { return c < to_probe ? chunk * c : before_probe + chunk * (c - to_probe); }
   __device__ std::int64_t first(int c) const { return begin + offset(c); }
   __device__ int size(int c) const { return min(chunk, (c < to_probe ? before_probe : tokens) - offset(c)); }
 };
 
-/// The tensor maps of q, k and v, and of decays a channel.
+/// The tensor maps of q, k, v and o, and of decays a channel.
 struct Maps {
-  CUtensorMap q, k, v, gates;
+  CUtensorMap q, k, v, o, gates;
 };
 
 /// Starts the load of chunk `c`, by one thread; its stage is empty. `value`: the first of V's columns.
@@ -180,13 +211,14 @@ __device__ __forceinline__ void load_gates(const Maps& maps, int head, int first
     copy_box(smem + C::at_gates + p * panel_bytes, &maps.gates, arrived, 128 / C::gate_bytes * p, head, first);
 }
 
-/// The values alone, into their first place.
+/// The values alone.
 template <class C>
 __device__ __forceinline__ void load_values(const Maps& maps, int head, int first, std::uint32_t smem,
-                                            std::uint32_t arrived) {
+                                            std::uint32_t arrived, int stage) {
   barrier_arrive_and_expect(arrived, C::value_bytes);
 #pragma unroll
-  for (int p = 0; p < C::V / 64; ++p) copy_box(smem + C::at_V + p * panel_bytes, &maps.v, arrived, 64 * p, head, first);
+  for (int p = 0; p < C::V / 64; ++p)
+    copy_box(smem + C::at_V + stage * C::value_bytes + p * panel_bytes, &maps.v, arrived, 64 * p, head, first);
 }
 
 /// The bits of an element, to be used later: a conversion here would wait for the load.
@@ -323,7 +355,8 @@ __device__ __forceinline__ void invert_diagonal(std::uint32_t scratch, int warp,
 
 /// The same number, from which the compiler cannot make anything in advance: registers are short here, and values kept
 /// in local memory cost more than made anew.
-__device__ __forceinline__ int fresh(int x) {
+template <class T>
+__device__ __forceinline__ T fresh(T x) {
   asm volatile("" : "+r"(x));
   return x;
 }

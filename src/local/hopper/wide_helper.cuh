@@ -18,7 +18,7 @@ __device__ __forceinline__ void clear_rest(std::uint32_t tile, int bytes, int n,
 template <class C, bool Bf16, bool Outputs, bool Decay>
 __device__ __forceinline__ void wide_helper_role(const Pass& pass, const Task& task, const Chunks& chunks,
                                                  std::uint32_t smem, Barriers<C> bar, int w, Counts* counts) {
-  static_assert(C::stages == 2 && slots == 2 && C::helpers == 2);
+  static_assert(C::stages == 2 && C::slots == 2 && C::helpers == 2);
   constexpr int pieces = C::K / 16, ahead = C::K == 192 ? 6 : 8;
   const int tid = threadIdx.x & 127, warp = __shfl_sync(0xffffffffu, tid >> 5, 0);
   const int head = task.head;
@@ -66,7 +66,11 @@ __device__ __forceinline__ void wide_helper_role(const Pass& pass, const Task& t
       float g[32];
       products_fence();
       multiply_tiles<C, Bf16>(g, keys, keys);  // as they came: exact products
-      if (Decay) make_decays<C>(scratch, smem, stage, warp, fresh(tid) & 31, pass.erase_undecayed);
+      if (Decay && warp == 0)                  // which has the fewest blocks of A
+        make_decays<C>(scratch, scratch, smem, stage, fresh(tid) & 31, pass.erase_undecayed);
+      products_wait<0>();
+      hold(g);
+      if (Bf16 || Decay) named_barrier<128>(3 + w);  // all warps' products have read the tile; the decays are there
       RowDecays decays;
       float beta[2];
       const int row = (fresh(tid) & 31) >> 2;
@@ -80,11 +84,8 @@ __device__ __forceinline__ void wide_helper_role(const Pass& pass, const Task& t
           beta[i] = load_float(smem + C::at_scalars + stage * C::scalar_bytes + (16 * warp + row + 8 * i) * 8);
         }
       }
-      products_wait<0>();
-      hold(g);
-      if (Bf16) named_barrier<128>(3 + w);  // all warps' products have read the tile
       marks.mark(2);
-      const int breaches = store_rows<C, Decay>(scratch, g, beta[0], beta[1], decays, warp, fresh(tid) & 31);
+      const int breaches = store_rows<C, Decay>(scratch, scratch, g, beta[0], beta[1], decays, warp, fresh(tid) & 31);
       if (breaches && counts) atomicAdd(&counts->breaches, breaches);
       marks.mark(3);
       if (Bf16) convert<pieces, ahead>(keys + 16 * fresh(tid));

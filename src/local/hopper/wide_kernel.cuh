@@ -16,11 +16,6 @@ namespace {
 
 constexpr int both_parts = 5;  // a named barrier
 
-/// The outputs are stored by a tensor map, too: boxes of 64 rows of S and 32 tokens.
-struct WideMaps : Maps {
-  CUtensorMap o;
-};
-
 /// The first `n` tokens of 32, rows [first, first + 64) of S.
 __device__ __forceinline__ void store_few(const Pass& pass, std::uint32_t from, int n, std::int64_t token, int head,
                                           int first, int thread) {
@@ -35,10 +30,10 @@ __device__ __forceinline__ void store_few(const Pass& pass, std::uint32_t from, 
 }
 
 template <class C, bool Bf16, bool Outputs, bool Decay>
-__device__ __forceinline__ void wide_state_role(const Pass& pass, const WideMaps& maps, const Task& task,
+__device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& maps, const Task& task,
                                                 const Chunks& chunks, std::uint32_t smem, Barriers<C> bar, int tile,
                                                 int part, int& bad) {
-  static_assert((C::K == 192 || C::K == 256) && C::V == 64 && C::stages == slots);
+  static_assert((C::K == 192 || C::K == 256) && C::V == 64 && C::stages == C::slots);
   constexpr int N = C::K / 4, steps = C::K / 32;  // of S a thread; products over the part's channels
   const int tid = threadIdx.x & 127, lane = tid & 31;
   // registers are short: places are made again from the thread's number where they are needed
@@ -327,7 +322,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const WideMaps
 /// CTA: 64 rows of a task, `tiles` to a task.
 template <class C, bool Bf16, bool Outputs, bool Decay>
 __global__ void __launch_bounds__(C::threads, 1)
-    wide_kernel(const __grid_constant__ Pass pass, const __grid_constant__ WideMaps maps, int tiles) {
+    wide_kernel(const __grid_constant__ Pass pass, const __grid_constant__ Maps maps, int tiles) {
   extern __shared__ char raw[];
   const std::uint32_t smem = (smem_address(raw) + 1023) & ~1023u;
   const Barriers<C> bar{smem + C::at_barriers};
@@ -344,14 +339,14 @@ __global__ void __launch_bounds__(C::threads, 1)
       barrier_init(bar.full(s), Outputs ? 256 : 128), barrier_init(bar.arrived(s), 1);
       store4(smem + C::at_left + 4 * s, 0);
     }
-    for (int s = 0; s < slots; ++s) {
+    for (int s = 0; s < C::slots; ++s) {
       barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), 4 * C::states);
       barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), 4 * C::states);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   // the blocks of T and M above the diagonal stay zero, and V where there is none
-  for (int i = threadIdx.x; i < (C::stages * C::value_bytes + 2 * slots * square_bytes) / 16; i += C::threads)
+  for (int i = threadIdx.x; i < (C::stages * C::value_bytes + 2 * C::slots * square_bytes) / 16; i += C::threads)
     store16(smem + C::at_V + 16 * i, make_uint4(0, 0, 0, 0));
   fence_for_tensor_cores();
   __syncthreads();
@@ -375,7 +370,7 @@ __global__ void __launch_bounds__(C::threads, 1)
 
 template <class C, bool Bf16, bool Outputs, bool Decay>
 cudaError_t launch_wide(const Pass& pass, cudaStream_t stream) {
-  WideMaps maps = {};
+  Maps maps = {};
   const int shared_heads = pass.heads / pass.group, tiles = ctas_of_task(pass.d_key, pass.d_value);
   cudaError_t error = make_map(&maps.k, pass.k, pass.tokens, shared_heads, pass.d_key);
   if (error == cudaSuccess) error = make_map(&maps.v, pass.v, pass.tokens, pass.heads, pass.d_value);
