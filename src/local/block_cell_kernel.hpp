@@ -171,7 +171,7 @@ struct CellLane {
       LONGSCAN_UNROLL
       for (int i = 0; i < ahead; ++i) {
         LONGSCAN_UNROLL
-        for (int j = 0; j < g; ++j) to[i][j] = load_once(x + j * D);
+        for (int j = 0; j < g; ++j) to[i][j] = load_input(x + j * D);
         x += path.x_stride;
       }
     };

@@ -21,11 +21,14 @@ inline void check_cuda(cublasStatus_t status, const char* what) {
 /// One for the process; given back before Kokkos ends.
 inline cublasHandle_t cublas() {
   static cublasHandle_t handle = nullptr;
+  static cudaStream_t on = nullptr;
   if (!handle) {
     check_cuda(cublasCreate(&handle), "starting cuBLAS");
-    Kokkos::push_finalize_hook([] { cublasDestroy(handle), handle = nullptr; });
+    Kokkos::push_finalize_hook([] { cublasDestroy(handle), handle = nullptr, on = nullptr; });
   }
-  check_cuda(cublasSetStream(handle, Kokkos::Cuda().cuda_stream()), "cuBLAS");
+  const cudaStream_t stream = Kokkos::Cuda().cuda_stream();
+  if (stream != on) check_cuda(cublasSetStream(handle, stream), "cuBLAS");
+  on = stream;
   return handle;
 }
 

@@ -528,6 +528,13 @@ __device__ __forceinline__ Pack<T, count> load_pack(const T* p) {
   else
     return *reinterpret_cast<const Pack<T, count>*>(p);
 }
+template <class T, int count>
+__device__ __forceinline__ void store_pack(T* p, const Pack<T, count>& values) {
+  if constexpr (count * sizeof(T) == 16)
+    __stcs(reinterpret_cast<int4*>(p), bits_as<int4>(values));
+  else
+    *reinterpret_cast<Pack<T, count>*>(p) = values;
+}
 
 /// What is left of token begin + step once W_hh h is there; a thread takes `count` channels of a segment.
 template <class Gates, class T, int count>
@@ -574,7 +581,7 @@ __global__ void go_in_step(CellTrajectory<T> path, const CellSegment* list, std:
 #pragma unroll
   for (int m = 0; m < k; ++m) {
     if (m > 0 || !split) *reinterpret_cast<Values*>(states + m * padded * D + at) = hs[m];
-    if (keep && step >= 0) *reinterpret_cast<Values*>(path.h + t * path.h_stride + m * D + d) = hs[m];
+    if (keep && step >= 0) store_pack<T, count>(path.h + t * path.h_stride + m * D + d, hs[m]);
     if (t + 1 == s.end) *reinterpret_cast<Values*>(ends + (s.slot * k + m) * D + d) = hs[m];
   }
 }

@@ -434,13 +434,13 @@ class DenseCellKernel final : public CellKernel<T> {
     const std::size_t bytes = sizeof(T) * (2 * g + 3 * k) * static_cast<std::size_t>(D_);
     const int level = bytes < (std::size_t{40} << 10) ? 0 : 1;
 #ifdef KOKKOS_ENABLE_CUDA
-    const Space space(stream_);
     check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "an event");
     if (cuda_.folds()) {
-      cuda_.look(space.cuda_stream(), path, begin, end, before, out);
-      check_cuda(cudaEventRecord(looked_, space.cuda_stream()), "looking along a path");
+      cuda_.look(stream_, path, begin, end, before, out);
+      check_cuda(cudaEventRecord(looked_, stream_), "looking along a path");
       return;
     }
+    const Space& space = *beside_;
 #else
     const Space space;
 #endif
@@ -449,7 +449,7 @@ class DenseCellKernel final : public CellKernel<T> {
     Kokkos::parallel_for("longscan::cell::look", policy,
                          Look{path, begin, end, before, D_, level, bytes, Wt_, bias_, out});
 #ifdef KOKKOS_ENABLE_CUDA
-    check_cuda(cudaEventRecord(looked_, space.cuda_stream()), "looking along a path");
+    check_cuda(cudaEventRecord(looked_, stream_), "looking along a path");
 #endif
   }
   void wait_for_look() const override {
@@ -461,6 +461,7 @@ class DenseCellKernel final : public CellKernel<T> {
 #ifdef KOKKOS_ENABLE_CUDA
   ~DenseCellKernel() override {
     if (!looked_) return;
+    beside_.reset();
     cudaEventDestroy(ready_), cudaEventDestroy(looked_), cudaStreamDestroy(stream_);
   }
   DenseCellKernel(const DenseCellKernel&) = delete;
@@ -471,6 +472,7 @@ class DenseCellKernel final : public CellKernel<T> {
       check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
       check_cuda(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "an event");
       check_cuda(cudaEventCreateWithFlags(&looked_, cudaEventDisableTiming), "an event");
+      if (!cuda_.folds()) beside_ = std::make_unique<Space>(stream_);
     }
     check_cuda(cudaEventRecord(ready_, Space().cuda_stream()), "an event");
   }
@@ -688,6 +690,7 @@ class DenseCellKernel final : public CellKernel<T> {
   mutable DeviceArray<T> diagonals_, before_, p_, tangents_, ends_, zeros_, deltas_;
 #ifdef KOKKOS_ENABLE_CUDA
   mutable cudaStream_t stream_ = nullptr;
+  mutable std::unique_ptr<Space> beside_;  ///< on that stream; kept, since making one allocates and ending it waits
   mutable cudaEvent_t ready_ = nullptr, looked_ = nullptr;
   DenseCellCuda<Gates, T> cuda_;
 #endif

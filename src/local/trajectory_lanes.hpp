@@ -10,6 +10,20 @@
 
 namespace longscan {
 
+/// An input, which no kernel in flight writes. Streaming loads (evict first) of rows of neighbouring channels reach a
+/// tenth less of the memory's bandwidth than these do.
+template <class T>
+KOKKOS_INLINE_FUNCTION T load_input(const T* p) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 2)
+    return {__ldg(&p->bits)};
+  else
+    return __ldg(p);
+#else
+  return *p;
+#endif
+}
+
 /// A path whose cells take `more` inputs of a token beside its own; token t is at t * stride.
 template <class T>
 struct SweepPath {
@@ -56,10 +70,10 @@ struct PathLane {
   };
   KOKKOS_INLINE_FUNCTION void load(const SweepPath<T>& p, Place& at, Token& to) const {
     LONGSCAN_UNROLL
-    for (int i = 0; i < own; ++i) to.x[i] = load_once(at.x + i * D);
+    for (int i = 0; i < own; ++i) to.x[i] = load_input(at.x + i * D);
     if constexpr (g > own) {
       LONGSCAN_UNROLL
-      for (int i = own; i < g; ++i) to.x[i] = load_once(at.more + (i - own) * D);
+      for (int i = own; i < g; ++i) to.x[i] = load_input(at.more + (i - own) * D);
     }
     LONGSCAN_UNROLL
     for (int i = 0; i < k; ++i) to.h[i] = load_once(at.h + i * D);
