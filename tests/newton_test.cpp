@@ -426,6 +426,23 @@ TEST_F(AsOnADevice, LongMemoryTakesNewtonSteps) {
   }
 }
 
+/// What took several passes is not worth its segments in short sequences; the next solve with the cell knows.
+TEST_F(AsOnADevice, AutoRemembersPasses) {
+  constexpr std::int64_t D = 64, longest = 20000;
+  const auto alone = make_single_transport();
+  const auto kernel = make_cell_kernel<double>(test::make_weights({"paragru", D, 2, 2.5}));
+  const auto x = on_device("x", normals(longest * kernel->inputs() * D, 6, 6)),
+             h = on_device("h", normals(longest * D, 1, 1));
+  const auto solve = [&](std::int64_t tokens) {
+    return solve_cell_kernel<double>(*alone, *kernel, {{0, tokens}}, {x.data(), h.data()}, {});
+  };
+  const NewtonReport first = solve(1500), second = solve(1500), many = solve(longest);
+  EXPECT_EQ(first.method_used, NewtonMethod::shooting);
+  ASSERT_GT(first.iterations, 1);
+  EXPECT_EQ(second.method_used, NewtonMethod::sequential) << first.iterations;
+  EXPECT_EQ(many.method_used, NewtonMethod::shooting);
+}
+
 TEST_F(AsOnADevice, TheSameVerdict) {
   for (const char* type : {"paragru", "paralstm"}) {
     Case test{{type, 8, 2, 0.7}, {{0, 900, 1000}}, NewtonMethod::shooting, 0, 100};

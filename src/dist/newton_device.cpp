@@ -34,6 +34,7 @@ struct ShootingMemory {
   VerdictWork verdict;
   std::vector<GrowthPiece> pieces_there;  ///< what `pieces` holds
   std::int64_t warm_up_factor = 1;        ///< grows when too many lanes have not forgotten their start
+  std::int64_t passes = 1;                ///< of the last solve that had several segments
 };
 
 template <class T>
@@ -97,9 +98,9 @@ class DeviceShooting {
       if (left_ == 0) return true;
       if (!std::isfinite(worst_)) return false;
       // Few lanes left that refuse to settle belong to the token loop; a few passes more while their number halves, or,
-      // where channels mix, as long as the worst jump does within three passes.
+      // where channels mix, as long as that or the worst jump does within three passes.
       const bool halving = 2 * left_ <= left_before;
-      stalled = worst_ > 0.5 * best ? stalled + 1 : 0;
+      stalled = worst_ > 0.5 * best && !halving ? stalled + 1 : 0;
       best = std::min(best, worst_);
       std::int64_t most = s_.options.max_iterations;
       if (s_.options.method == NewtonMethod::automatic)
@@ -129,6 +130,7 @@ class DeviceShooting {
 
   /// End states of the runs, the starts as they turned out, and the verdict.
   void finish() {
+    if (grid_.slots > grid_.runs) m_.passes = passes_;
     if (walked_) std::tie(rms_, bad_) = size_of_states(s_);
     s_.report.first_bad_token = bad_;
     s_.report.converged_prefix = prefix_;
@@ -405,6 +407,11 @@ SegmentPlan plan_device_segments(std::int64_t tokens, std::int64_t longest, std:
 }
 
 template <class T>
+std::int64_t passes_of_last_solve(const CellKernel<T>& kernel) {
+  return memory_of(kernel).passes;
+}
+
+template <class T>
 void solve_shooting_on_device(LayerSolve<T>& s, bool may_fall_back) {
   DeviceShooting<T> shooting(s);
   const bool settled = shooting.solve();
@@ -431,6 +438,8 @@ void solve_shooting_on_device(LayerSolve<T>& s, bool may_fall_back) {
 
 template SegmentPlan plan_device_segments(LayerSolve<float>&);
 template SegmentPlan plan_device_segments(LayerSolve<double>&);
+template std::int64_t passes_of_last_solve(const CellKernel<float>&);
+template std::int64_t passes_of_last_solve(const CellKernel<double>&);
 template void solve_shooting_on_device(LayerSolve<float>&, bool);
 template void solve_shooting_on_device(LayerSolve<double>&, bool);
 

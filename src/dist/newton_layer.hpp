@@ -97,6 +97,9 @@ SegmentPlan plan_segments(std::int64_t axis_tokens, std::int64_t longest_part, i
 /// The same for a device that runs `side_by_side` segments at once; collective, and the rule behind it.
 template <class T>
 SegmentPlan plan_device_segments(LayerSolve<T>& s);
+/// Passes that the last solve with this kernel took on a device, where it had several segments; 1 if there was none.
+template <class T>
+std::int64_t passes_of_last_solve(const CellKernel<T>& kernel);
 SegmentPlan plan_device_segments(std::int64_t tokens, std::int64_t longest, std::int64_t side_by_side,
                                  std::int64_t warm_up, std::int64_t wanted);
 

@@ -18,6 +18,18 @@ SegmentPlan plan(LayerSolve<T>& s) {
                        s.options.segment);
 }
 
+/// Whether the token loop is as fast as segments on one rank: there is but one, or, on a device, as many passes as the
+/// last solve took last longer. A pass takes as long as its tokens and some more.
+template <class T>
+bool too_few_tokens(LayerSolve<T>& s) {
+  const SegmentPlan p = plan(s);
+  if (s.ranks.size() > 1) return false;
+  if (s.part.axis_tokens < 2 * p.tokens) return true;
+  if (!shoots_on_device()) return false;
+  const std::int64_t more = 100 + (s.kernel.mixes() ? 0 : s.kernel.channels()), passes = passes_of_last_solve(s.kernel);
+  return passes > 1 && s.part.axis_tokens < p.warm_up + passes * (p.tokens + more);
+}
+
 template <class T>
 void run_shooting(LayerSolve<T>& s, double wanted, bool automatic) {
   const double floor = shooting_floor(sizeof(T) == 8);
@@ -34,11 +46,17 @@ void run_shooting(LayerSolve<T>& s, double wanted, bool automatic) {
 }
 
 template <class T>
+std::int64_t longest_run(const LayerSolve<T>& s) {
+  std::int64_t longest = 1;
+  for (const Run& run : s.part.runs) longest = std::max(longest, run.size());
+  return longest;
+}
+
+template <class T>
 void run_sequential(LayerSolve<T>& s) {
   if (shoots_on_device() && s.ranks.size() == 1 && !s.kernel.mixes()) {
     // a shooting pass of one segment a sequence: nothing is guessed, and growth comes with it
-    s.options.segment = 1;
-    for (const Run& run : s.part.runs) s.options.segment = std::max(s.options.segment, run.size());
+    s.options.segment = longest_run(s);
     solve_shooting_on_device(s, false);
     s.report.method_used = NewtonMethod::sequential;
     if (s.report.first_bad_token >= 0) s.report.converged_prefix = s.report.first_bad_token;
@@ -61,9 +79,14 @@ void solve_layer(LayerSolve<T>& s) {
   if (automatic && s.options.reproducible && s.kernel.mixes()) {
     s.report.reason = "channels mix, and --reproducible asks for the bits of the token loop";
     run_sequential(s);
-  } else if (automatic && s.ranks.size() == 1 && s.part.axis_tokens < 2 * plan(s).tokens) {
+  } else if (automatic && too_few_tokens(s)) {
+    if (shoots_on_device() && s.kernel.mixes()) {  // a pass of one segment a sequence; its verdict costs least
+      s.options.segment = longest_run(s);
+      run_shooting(s, wanted, true);
+    } else {
+      run_sequential(s);
+    }
     s.report.reason = "too few tokens for more than one segment";
-    run_sequential(s);
   } else if (automatic || s.options.method == NewtonMethod::shooting) {
     run_shooting(s, wanted, automatic);
   } else if (s.options.method == NewtonMethod::sequential) {
