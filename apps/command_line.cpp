@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 namespace longscan {
 namespace {
@@ -85,6 +86,25 @@ void take_from_config(CLI::App& app, const std::string& path, const CLI::ConfigI
   }
 }
 
+/// The lines of a file of options. CLI11 takes what is in brackets for a list, on further lines too: a pattern of
+/// groups that starts with one is put into quotes. A list has commas, quotes or blanks.
+std::stringstream with_quoted_patterns(std::istream& file) {
+  std::stringstream lines;
+  for (std::string line; std::getline(file, line);) {
+    std::string name, value, more;
+    const auto at = line.find('=');
+    if (at != std::string::npos) {
+      std::istringstream(line.substr(0, at)) >> name;
+      std::istringstream rest(line.substr(at + 1));
+      rest >> value >> more;
+    }
+    const bool pattern = name == "group" && more.empty() && value.rfind('[', 0) == 0 &&
+                         value.find(']') != std::string::npos && value.find_first_of(",\"'") == std::string::npos;
+    lines << (pattern ? name + " = \"" + value + '"' : line) << '\n';
+  }
+  return lines;
+}
+
 /// Gives `app` the options of a file that the command line does not give: lines `option = value`, or those of the
 /// section [command], [generate.delta]. (CLI11 looks at the files of its outermost App only.)
 void read_config(CLI::App& app, const std::string& path) {
@@ -94,7 +114,8 @@ void read_config(CLI::App& app, const std::string& path) {
     throw Error(ExitCode::file_io, "cannot read the options in " + path);
   std::vector<CLI::ConfigItem> items;
   try {
-    items = CLI::ConfigBase().from_config(file);
+    std::stringstream lines = with_quoted_patterns(file);
+    items = CLI::ConfigBase().from_config(lines);
   } catch (const CLI::ParseError& e) {
     throw Error(ExitCode::usage, path + ": " + e.what());
   }

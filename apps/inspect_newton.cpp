@@ -62,8 +62,10 @@ class NewtonSurvey {
   std::optional<NewtonReport> solve(const Axis& axis, NewtonOptions options, Problems& problems) {
     options.precision = arithmetic_;
     Newton solver(ranks_, cell_.weights, problem_.inputs, options, axis.sequences);
-    const double token = static_cast<double>(solver.workspace_bytes(1 << 16) - solver.workspace_bytes(0)) / (1 << 16) +
-                         16.0 * problem_.inputs + 32.0 * solver.shape().channels * solver.shape().directions;
+    const DType x = problem_.type();
+    const double token =
+        static_cast<double>(solver.workspace_bytes(1 << 16, x) - solver.workspace_bytes(0, x)) / (1 << 16) +
+        16.0 * problem_.inputs + 32.0 * solver.shape().channels * solver.shape().directions;
     NewtonReport total;
     bool first = true;
     for (const TokenRange& window : solver.windows(static_cast<std::int64_t>(window_bytes / token) + 1024)) {

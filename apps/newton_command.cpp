@@ -55,7 +55,8 @@ struct NewtonSlot {
     std::vector<Run> runs;
   };
   Place in, out;  ///< while an input is read, the output of another window may still be written
-  std::vector<std::byte> x, h0, c0, h, c, h_final, c_final;
+  HostBytes x, h, c;
+  std::vector<std::byte> h0, c0, h_final, c_final;
 };
 
 /// For checkpoints.
@@ -117,7 +118,7 @@ class NewtonSolve {
     stages.prepare = [&](TokenRange window, int slot) {
       NewtonSlot& s = slots_[slot];
       s.in = {solver_.part(window), solver_.runs(window)};
-      s.x.resize(s.in.part.size() * problem_.inputs * size_of(problem_.type()));
+      reserve_bytes(s.x, input_bytes(s.in.part));
     };
     stages.read = [&](int slot) { read(slots_[slot]); };
     stages.check = [&](int slot) {
@@ -142,6 +143,10 @@ class NewtonSolve {
   std::int64_t planned_bytes() const { return planned_bytes_; }
 
  private:
+  std::int64_t input_bytes(TokenRange part) const {
+    return part.size() * problem_.inputs * static_cast<std::int64_t>(size_of(problem_.type()));
+  }
+
   Slab token_slab(const Source& source, std::int64_t batch, std::int64_t token, std::int64_t n,
                   std::int64_t width) const {
     (void)source;
@@ -153,10 +158,11 @@ class NewtonSolve {
     const NetworkShape& network = solver_.shape();
     const std::int64_t width = network.directions * network.channels,
                        element = static_cast<std::int64_t>(size_of(state_));
+    const std::int64_t bytes = slot.out.part.size() * width * element;
     const std::int64_t finals =
         static_cast<std::int64_t>(slot.out.runs.size()) * network.layers * network.directions * network.channels;
-    slot.h.resize(slot.out.part.size() * width * element), slot.h_final.resize(finals * element);
-    if (network.state > 1) slot.c.resize(slot.h.size()), slot.c_final.resize(slot.h_final.size());
+    reserve_bytes(slot.h, bytes), slot.h_final.resize(finals * element);
+    if (network.state > 1) reserve_bytes(slot.c, bytes), slot.c_final.resize(slot.h_final.size());
   }
 
   void read(NewtonSlot& slot) {
@@ -172,10 +178,8 @@ class NewtonSolve {
 
   void check(const NewtonSlot& slot) {
     const std::int64_t width = problem_.inputs;
-    const std::byte* values = slot.x.data();
-    DeviceArray<std::byte> device;
-    if constexpr (!kernels_reach_host) device = on_device("longscan::newton::check", slot.x), values = device.data();
-    const TokenArray x{values, problem_.type(), width, width, 1};
+    DeviceArea device;
+    const TokenArray x{device.upload(slot.x, input_bytes(slot.in.part)), problem_.type(), width, width, 1};
     const std::int64_t bad = first_outside(x, slot.in.part.size(), 1, static_cast<int>(width), Domain::finite);
     if (bad < 0) return;
     const auto value = load<double>(slot.x.data(), problem_.type(), bad);
@@ -276,7 +280,7 @@ class NewtonSolve {
     const std::int64_t width = solver_.shape().directions * solver_.shape().channels;
     const double surely = type == DType::f16 ? 65504 : 3e38;  // held
     for (const std::string& name : state_names(solver_.shape())) {
-      const std::vector<std::byte>& values = name == "h" ? slot.h : slot.c;
+      const HostBytes& values = name == "h" ? slot.h : slot.c;
       for (std::int64_t i = 0; i < slot.out.part.size() * width; ++i) {
         const auto value = load<double>(values.data(), state_, i);
         if (std::abs(value) <= surely) continue;
@@ -298,7 +302,7 @@ class NewtonSolve {
     const std::int64_t L = network.layers * network.directions;
     const DType type = newton_output_type(problem_, command_);
     for (const std::string& name : state_names(network)) {
-      const std::vector<std::byte>& values = name == "h" ? slot.h : slot.c;
+      const HostBytes& values = name == "h" ? slot.h : slot.c;
       const std::vector<std::byte>& finals = name == "h" ? slot.h_final : slot.c_final;
       std::vector<std::byte> converted;
       if (type != state_) {

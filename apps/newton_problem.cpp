@@ -2,6 +2,7 @@
 #include "apps/newton_problem.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 
 namespace longscan {
@@ -202,10 +203,16 @@ NetworkShape shape_of(const CellSource& cell) {
   }
 }
 
+/// Not number by number: a network's weights are many.
+static nlohmann::json as_bytes(const std::vector<double>& values) {
+  const auto* first = reinterpret_cast<const std::uint8_t*>(values.data());
+  return nlohmann::json::binary({first, first + values.size() * sizeof(double)});
+}
+
 std::string to_text(const CellSource& cell) {
   nlohmann::json j = {{"type", cell.weights.type}, {"widest", static_cast<int>(cell.widest)}, {"where", cell.where}};
   for (const auto& [name, tensor] : cell.weights.tensors)
-    j["tensors"][name] = {{"shape", tensor.shape}, {"values", tensor.values}};
+    j["tensors"][name] = {{"shape", tensor.shape}, {"values", as_bytes(tensor.values)}};
   const auto bytes = nlohmann::json::to_cbor(j);  // binary: every bit of the weights, NaN too
   return {bytes.begin(), bytes.end()};
 }
@@ -215,9 +222,13 @@ CellSource cell_from_text(const std::string& text) {
   cell.weights.type = j.at("type"), cell.widest = static_cast<DType>(j.at("widest").get<int>()),
   cell.where = j.at("where");
   if (j.contains("tensors"))
-    for (const auto& [name, tensor] : j.at("tensors").items())
-      cell.weights.tensors[name] = {tensor.at("shape").get<std::vector<std::int64_t>>(),
-                                    tensor.at("values").get<std::vector<double>>()};
+    for (const auto& [name, tensor] : j.at("tensors").items()) {
+      const auto& bytes = tensor.at("values").get_binary();
+      CellTensor& to = cell.weights.tensors[name];
+      to.shape = tensor.at("shape").get<std::vector<std::int64_t>>();
+      to.values.resize(bytes.size() / sizeof(double));
+      if (!bytes.empty()) std::memcpy(to.values.data(), bytes.data(), bytes.size());
+    }
   return cell;
 }
 

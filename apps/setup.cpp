@@ -2,10 +2,14 @@
 #include "apps/setup.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <memory>
 
 #include "apps/delta_file.hpp"
 #include "core/dtype.hpp"
+#include "dist/delta_axis.hpp"
+#include "dist/scan_measure.hpp"
 
 namespace longscan {
 namespace {
@@ -17,6 +21,28 @@ double scale_of(const std::string& text, int d_key) {
 
 std::int64_t bytes_of(DType type) { return static_cast<std::int64_t>(size_of(type)); }
 std::int64_t share_of(std::int64_t tokens, int ranks) { return (tokens + ranks - 1) / ranks; }
+
+/// Bytes that the choice of a scan takes for the while.
+std::int64_t scan_choice_bytes(ScanAlgorithm asked, int ranks) {
+  return measures_scan(asked == ScanAlgorithm::automatic, ranks) ? 2 * measured_message_bytes : 0;
+}
+
+/// The parts of reproducible windows, which end where segments do. Windows of the same sequence are alike: some at the
+/// start and the last ones are looked at.
+WindowNeeds::Parts reproducible_parts(const DeltaAxis& axis, int ranks, std::int64_t tokens) {
+  constexpr std::size_t at_start = 256, at_end = 4;
+  const std::vector<TokenRange> windows = axis.cuts().windows(tokens * ranks);
+  std::vector<std::array<std::int64_t, 2>> slots(ranks);  // of a rank: the longest parts of its two slots
+  for (std::size_t w = 0; w < windows.size(); ++w) {
+    if (w >= at_start && w + at_end < windows.size()) continue;
+    const std::vector<TokenRange> parts = axis.cuts().parts(windows[w]);
+    for (std::size_t r = 0; r < parts.size(); ++r) slots[r][w % 2] = std::max(slots[r][w % 2], parts[r].size());
+  }
+  WindowNeeds::Parts most{1, 1};
+  for (const auto& [even, odd] : slots)
+    most.longest = std::max({most.longest, even, odd}), most.two = std::max(most.two, even + odd);
+  return most;
+}
 
 }  // namespace
 
@@ -52,7 +78,12 @@ WindowNeeds needs_of(const DeltaCommand& command, const DeltaProblem& problem, c
   WindowNeeds needs;
   needs.all = share_of(problem.tokens(), ranks);
   needs.in_and_out = DeltaPartBuffers::bytes_per_token(problem, command, delta_output_type(problem, command));
-  needs.any_cut = ranks == 1;  // ranks need maps, or a look back, in every window
+  if (command.solve.reproducible) {
+    const Sequences all = problem.sequences();
+    const auto axis = std::make_shared<DeltaAxis>(all, all, true, 0, ranks, 0);
+    needs.parts_of = [axis, ranks](std::int64_t tokens) { return reproducible_parts(*axis, ranks, tokens); };
+  }
+  needs.cut_tokens = ranks == 1 ? 1 : 0;  // ranks need maps, or a look back, in every window
   const std::int64_t state = static_cast<std::int64_t>(problem.shape.heads) * problem.shape.d_key *
                              problem.shape.d_value *
                              bytes_of(state_type_of(arithmetic_of(command.solve.precision, problem.widest())));
@@ -61,10 +92,11 @@ WindowNeeds needs_of(const DeltaCommand& command, const DeltaProblem& problem, c
   const double states_a_token =
       2.0 * static_cast<double>(sequences) / static_cast<double>(std::max<std::int64_t>(1, problem.tokens())) +
       (command.state_every > 0 ? 1.0 / static_cast<double>(command.state_every) : 0.0);
-  needs.work = [states_a_token, state, all = needs.all, &rule](std::int64_t tokens) {
+  const std::int64_t choice = scan_choice_bytes(command.solve.scan, ranks);
+  needs.work = [states_a_token, state, all = needs.all, choice, &rule](std::int64_t tokens) {
     const int slots = tokens < all ? 2 : 1;
-    return slots * static_cast<std::int64_t>(states_a_token * static_cast<double>(tokens)) * state + 2 * state +
-           rule.workspace_bytes(tokens);
+    return choice + slots * static_cast<std::int64_t>(states_a_token * static_cast<double>(tokens)) * state +
+           2 * state + rule.workspace_bytes(tokens);
   };
   return needs;
 }
@@ -80,11 +112,19 @@ WindowNeeds needs_of(const NewtonCommand& command, const NewtonProblem& problem,
   needs.whole = network.directions > 1;
   const NewtonMethod m = command.method;
   needs.overlaps = m == NewtonMethod::automatic || m == NewtonMethod::shooting || m == NewtonMethod::sequential;
+  // enough for a few segments with their warm-ups, which are many where weights are large; ranks wait for each other
+  // at the end of every window
+  const bool mixes = network.type != "paragru" && network.type != "paralstm";
+  if (!mixes || network.channels <= 128) needs.cut_tokens = ranks == 1 ? 16384 : 32768;
   // what is written, h or c, may be converted on the way
   const DType written = newton_output_type(problem, command);
   const std::int64_t converted =
       written == state_type_of(arithmetic) ? 0 : network.directions * network.channels * bytes_of(written);
-  needs.work = [converted, &solver](std::int64_t n) { return n * converted + solver.workspace_bytes(n); };
+  // shooting seldom needs a scan
+  const std::int64_t choice = needs.overlaps ? 0 : scan_choice_bytes(command.solve.scan, ranks);
+  needs.work = [converted, choice, all = needs.all, x = problem.type(), &solver](std::int64_t n) {
+    return n * converted + choice + solver.workspace_bytes(n, x, n >= all);
+  };
   return needs;
 }
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Bytes between files, which are read and written beside the solve, and the memory that kernels reach.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
+#include "core/large_pages.hpp"
 #include "core/portable.hpp"
 
 namespace longscan {
@@ -17,18 +15,6 @@ using HostBytes = Kokkos::View<std::byte*, SharedSpace>;
 using DeviceBytes = Kokkos::View<std::byte*, Kokkos::DefaultExecutionSpace::memory_space>;
 /// Kernels work on what was read where it was read to.
 inline constexpr bool kernels_reach_host = std::is_same_v<HostBytes, DeviceBytes>;
-
-/// Asks for large pages, where the system has them for the asking: with small ones the first read into new memory
-/// spends more time on them than on the bytes.
-inline void want_large_pages(std::byte* data, std::int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-  static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
-  const std::uintptr_t end =
-      (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes)) / page * page;
-  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
 
 /// At least `bytes` bytes, and at least one; the old ones are lost where it has to grow.
 template <class Bytes>

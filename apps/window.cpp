@@ -19,12 +19,19 @@ constexpr std::int64_t round_tokens = 256;
 
 }  // namespace
 
+WindowNeeds::Parts WindowNeeds::parts(std::int64_t tokens) const {
+  if (parts_of) return parts_of(tokens);
+  return {tokens, tokens + std::clamp<std::int64_t>(all - tokens, 0, tokens)};
+}
+
 std::int64_t WindowNeeds::host(std::int64_t tokens) const {
-  return (tokens + std::clamp<std::int64_t>(all - tokens, 0, tokens)) * in_and_out + (has_device ? 0 : work(tokens));
+  const Parts p = parts(tokens);
+  return p.two * in_and_out + (has_device ? 0 : work(p.longest));
 }
 
 std::int64_t WindowNeeds::device(std::int64_t tokens) const {
-  return has_device ? tokens * in_and_out + work(tokens) : 0;
+  const std::int64_t longest = parts(tokens).longest;
+  return has_device ? longest * in_and_out + work(longest) : 0;
 }
 
 WindowRoom room_here(int ranks_of_node) {
@@ -42,8 +49,9 @@ WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const Window
   }
   std::int64_t tokens = all;
   const std::int64_t each = std::max<std::int64_t>(1, needs.in_and_out);
-  if (needs.overlaps && needs.any_cut && !has_device)
-    tokens = std::min(all, std::max(round_tokens, cache_bytes / each / round_tokens * round_tokens));
+  if (needs.overlaps && needs.cut_tokens > 0 && !has_device)
+    tokens =
+        std::min(all, std::max({round_tokens, cache_bytes / each / round_tokens * round_tokens, needs.cut_tokens}));
   else if (needs.overlaps)
     tokens = std::min(all, std::max({(all + windows_to_overlap - 1) / windows_to_overlap, least_overlapping_tokens,
                                      least_overlapping_bytes / each}));

@@ -14,9 +14,15 @@ struct WindowNeeds {
   std::int64_t least = 1024;    ///< tokens that a window must have
   std::int64_t in_and_out = 0;  ///< bytes a token that are read and written
   bool overlaps = true;         ///< the solve bears to be cut, so that files are read and written beside it
-  bool any_cut = false;         ///< however often: it loses nothing by a cut
+  std::int64_t cut_tokens = 0;  ///< > 0: on a host it loses next to nothing by a cut every so many tokens
   bool whole = false;           ///< it cannot be cut: a wanted window is set aside
-  std::function<std::int64_t(std::int64_t)> work;  ///< further bytes for a window of so many tokens
+  std::function<std::int64_t(std::int64_t)> work;  ///< further bytes for a part of so many tokens
+  /// Tokens of a rank's parts, in windows of so many tokens a rank: at most, and of two windows one after the other.
+  struct Parts {
+    std::int64_t longest = 0, two = 0;
+  };
+  std::function<Parts(std::int64_t)> parts_of;  ///< absent: as even as can be
+  Parts parts(std::int64_t tokens) const;
   /// With more windows than one the next is read, and the one before is written, while one is solved: they take twice
   /// the memory on the host.
   std::int64_t host(std::int64_t tokens) const;

@@ -600,6 +600,37 @@ class Memory(Command):
                             planned = r["planned_memory_bytes"] + r["program_memory_bytes"]
                             self.assertLess(abs(r["peak_memory_bytes"] / planned - 1), 0.1, r)
 
+    def as_planned(self, solver, path, words, ranks, more=()):
+        """What the solve said, and `plan`."""
+        self.succeed(solver, path, "-o", self.at("out.h5"), "--force", "--report", self.at("r.json"), *words, *more,
+                     ranks=ranks)
+        with open(self.at("r.json")) as f:
+            r = json.load(f)
+        planned = r["planned_memory_bytes"] + r["program_memory_bytes"]
+        self.assertLess(abs(r["peak_memory_bytes"] / planned - 1), 0.1, r)
+        text, _ = self.succeed("plan", path, "--ranks", ranks, "--json", "--solve-rate", "1e6", *words)
+        self.assertEqual(json.loads(text)[0]["memory"]["needed_bytes"], r["planned_memory_bytes"], r)
+
+    def test_of_reproducible_windows(self):
+        """They end where segments do, so parts are longer or shorter than was asked for."""
+        path = self.at("in.h5")
+        self.succeed("generate", "delta", "-o", path, "--tokens", 6000, "--heads", 8, "--d-key", 128, "--d-value", 128)
+        for ranks in (1, 2, 3):
+            for words in ((), ("--window", 1000), ("--window", 1500), ("--window", 3000)):
+                with self.subTest(ranks=ranks, words=words):
+                    self.as_planned("delta", path, ("--reproducible", *words), ranks)
+
+    def test_of_two_values_a_channel(self):
+        """h and c of the only window wait until a method on all states has given back what it took."""
+        path = self.at("in.h5")
+        self.succeed("generate", "newton", "-o", path, "--tokens", 12000, "--cell", "paralstm", "--hidden", 128, "--input", 16,
+                     "--recurrent-scale", 0.3)
+        for ranks in (1, 3):
+            for method in ("auto", "newton", "quasi", "elk"):
+                for words in ((), ("--window", 1000)):
+                    with self.subTest(ranks=ranks, method=method, words=words):
+                        self.as_planned("newton", path, ("--method", method, *words), ranks, ("--tolerance", "1e-2"))
+
 
 class Kill(Batch):
     """SIGKILL at random moments of a solve of some hundred MB: of a rank or the launcher, in any of its windows."""

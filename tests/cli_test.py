@@ -260,9 +260,12 @@ class BadInput(Command):
     def test_groups_in_brackets(self):
         """As words of the command line and in a file of options."""
         path = self.write(groups={f"/{n}": numbers() for n in "abx"})
-        with open(self.at("c.conf"), "w") as f:
-            f.write('group = "[ab]"\n')
-        for words in (("--group", "[ab]"), ("--group=[ab]",), ("--group", "b", "[a]"), ("--config", self.at("c.conf"))):
+        files = []
+        for value in ('"[ab]"', "[ab]", "[ab]*", '["a", "b"]', "[a, b]", '[\n"a",\n"b"]'):
+            files.append(("--config", self.at(f"c{len(files)}.conf")))
+            with open(files[-1][1], "w") as f:
+                f.write(f"chunk = 32\ngroup = {value}\nwindow = 16\n")
+        for words in (("--group", "[ab]"), ("--group=[ab]",), ("--group", "b", "[a]"), *files):
             self.succeed("delta", path, "-o", self.at("out.h5"), "--force", *words)
             with h5py.File(self.at("out.h5")) as f:
                 self.assertEqual(sorted(f), ["a", "b"], words)

@@ -135,8 +135,9 @@ class Newton {
   std::vector<TokenRange> windows(std::int64_t tokens, std::int64_t from = 0) const;
   TokenRange part(TokenRange window) const;
   std::vector<Run> runs(TokenRange window) const;
-  /// Bytes of working memory for a window of `tokens` tokens a rank.
-  std::int64_t workspace_bytes(std::int64_t tokens) const;
+  /// Bytes of working memory for a window of `tokens` tokens a rank whose inputs are of type `x`; beside those of h and
+  /// c. `only`: no other window has touched those before, so that a method may use up to as much while they wait.
+  std::int64_t workspace_bytes(std::int64_t tokens, DType x, bool only = false) const;
 
   /// Collective. Solve one window; windows come in order. An outcome that is not a solution is in the report's status.
   NewtonReport solve(TokenRange window, const NewtonData& data);

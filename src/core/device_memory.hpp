@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "core/large_pages.hpp"
 #include "core/portable.hpp"
 
 namespace longscan {
@@ -21,6 +23,8 @@ void reserve(DeviceArray<T>& array, const char* label, std::int64_t size) {
   if (static_cast<std::int64_t>(array.extent(0)) >= size) return;
   array = {};  // give the old memory back first
   array = DeviceArray<T>(Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string(label)), size);
+  if constexpr (std::is_same_v<typename DeviceArray<T>::memory_space, Kokkos::HostSpace>)
+    want_large_pages(array.data(), size * static_cast<std::int64_t>(sizeof(T)));
 }
 
 /// Raw pointers as Kokkos sees them, `from` of device memory and `to` of the host's, or the other way round. Waits for

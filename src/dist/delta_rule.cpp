@@ -83,7 +83,11 @@ class Solver final : public DeltaRule::Impl {
     const Sequences& all = axis.cuts().sequences();  // at worst spread as the tokens are
     const double runs = static_cast<double>(all.count()) * static_cast<double>(tokens) /
                         static_cast<double>(std::max<std::int64_t>(1, all.tokens()));
-    return way_.workspace_bytes(tokens, static_cast<std::int64_t>(runs) + 1);
+    std::int64_t shortest = all.tokens();
+    for (std::int64_t i = 0; i < all.count(); ++i)
+      if (const std::int64_t length = all.offsets[i + 1] - all.offsets[i]; length > 0)
+        shortest = std::min(shortest, length);
+    return way_.workspace_bytes(tokens, static_cast<std::int64_t>(runs) + 1, shortest);
   }
 
   std::vector<std::byte> state() const override {

@@ -260,11 +260,12 @@ void DeltaSegments<T>::report_boundaries(DeltaReport& report) const {
 }
 
 template <class T>
-std::int64_t DeltaSegments<T>::workspace_bytes(std::int64_t tokens, std::int64_t runs) const {
+std::int64_t DeltaSegments<T>::workspace_bytes(std::int64_t tokens, std::int64_t runs, std::int64_t shortest) const {
   const DeltaOptions& o = part_.options;
-  // A run has a map less than segments, the last one and with `reproducible` all have one more.
+  // A run has a map less than segments, the last one has one more; with `reproducible` each has as many.
   const SegmentRules most{false, o.segment, part_.passes.most_side_by_side() / part_.shape.heads, o.chunk};
-  const std::int64_t maps = o.reproducible ? tokens / segment_tokens(0) + runs : tokens / most.planned(tokens) + 1;
+  const std::int64_t maps = o.reproducible ? std::max<std::int64_t>(0, tokens - 1) / segment_tokens(shortest) + runs
+                                           : tokens / most.planned(tokens) + 1;
   // A map has a border and a probe, a run one border more; maps that are extended have two for the while.
   return part_.workspace_bytes(6 + 2 * maps + std::min(runs, maps), 3 + (o.reproducible ? 1 : 3) * maps);
 }

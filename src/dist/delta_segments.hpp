@@ -45,7 +45,7 @@ class DeltaSegments {
   void report_boundaries(DeltaReport& report) const;
   std::int64_t segments() const { return plan_.segments() * part_.shape.heads; }
   /// For `tokens` tokens in so many runs.
-  std::int64_t workspace_bytes(std::int64_t tokens, std::int64_t runs) const;
+  std::int64_t workspace_bytes(std::int64_t tokens, std::int64_t runs, std::int64_t shortest) const;
 
  private:
   using Task = DeltaTask<T>;

@@ -41,7 +41,7 @@ class DeltaWhole {
   /// Adds what was passed on, and from how many tokens.
   void report_boundaries(DeltaReport& report) const;
   std::int64_t segments() const { return 0; }
-  std::int64_t workspace_bytes(std::int64_t, std::int64_t) const { return part_.workspace_bytes(6, 3); }
+  std::int64_t workspace_bytes(std::int64_t, std::int64_t, std::int64_t) const { return part_.workspace_bytes(6, 3); }
 
  private:
   using Task = DeltaTask<T>;

@@ -30,7 +30,7 @@ struct Newton::Impl {
         cuts(std::move(sequences), ranks.size(), ranks.rank(), [](std::int64_t token) { return token; }) {}
   virtual ~Impl() = default;
   virtual NewtonReport solve(TokenRange window, const NewtonData& data) = 0;
-  virtual std::int64_t workspace_bytes(std::int64_t tokens) const = 0;
+  virtual std::int64_t workspace_bytes(std::int64_t tokens, DType x, bool only) const = 0;
   virtual std::vector<std::byte> state() const = 0;
   virtual void set_state(const std::vector<std::byte>& state) = 0;
 
@@ -136,12 +136,26 @@ void gather(const T* states, std::int64_t tokens, std::int64_t size, std::int64_
       });
 }
 
-/// x as the arithmetic has it, where kernels run; numbers of other types travel as they are, to `stored`. Launches
-/// "longscan::newton::read".
+/// Whether kernels work on the caller's memory, where that is of their type.
+constexpr bool reaches_host = is_host_space<Kokkos::DefaultExecutionSpace>;
+
 template <class T>
-void read_input(const NewtonData& data, std::int64_t values, DeviceArray<unsigned char>& stored, T* to) {
-  if (data.x_type == (sizeof(T) == 8 ? DType::f64 : DType::f32))
-    return copy_to_device(static_cast<const T*>(data.x), values, to);
+bool is_stored_as(DType type) {
+  return type == (sizeof(T) == 8 ? DType::f64 : DType::f32);
+}
+
+/// Where x is as the arithmetic has it and kernels reach it: as it came, or in `to`; numbers of other types travel as
+/// they are, to `stored`. Launches "longscan::newton::read".
+template <class T>
+const T* read_input(const NewtonData& data, std::int64_t values, DeviceArray<unsigned char>& stored,
+                    DeviceArray<T>& input) {
+  if (reaches_host && is_stored_as<T>(data.x_type)) return static_cast<const T*>(data.x);
+  reserve(input, "longscan::newton::input", values);
+  T* const to = input.data();
+  if (is_stored_as<T>(data.x_type)) {
+    copy_to_device(static_cast<const T*>(data.x), values, to);
+    return to;
+  }
   const void* from = data.x;
   if (!is_host_space<Kokkos::DefaultExecutionSpace>) {
     const std::int64_t bytes = values * static_cast<std::int64_t>(size_of(data.x_type));
@@ -154,6 +168,7 @@ void read_input(const NewtonData& data, std::int64_t values, DeviceArray<unsigne
       "longscan::newton::read",
       Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, values),
       KOKKOS_LAMBDA(const std::int64_t i) { to[i] = load<T>(from, type, i); });
+  return to;
 }
 
 template <class T>
@@ -168,15 +183,21 @@ class Solver final : public Newton::Impl {
     carry_.assign(directions_.size(), {});
   }
 
-  std::int64_t workspace_bytes(std::int64_t tokens) const override {
-    const std::int64_t D = shape.channels, dirs = shape.directions;
-    const std::int64_t inputs = directions_.front().kernel->inputs();
-    const auto bytes = static_cast<std::int64_t>(sizeof(T)) * tokens;
-    const std::int64_t solved = bytes * (shape.inputs + (shape.layers > 1 ? dirs * D : 0) + (inputs + shape.state) * D);
-    const std::int64_t gathered = bytes * dirs * D * (shape.state > 1 ? 2 : 1);
-    if (!is_full(options.method)) return solved + gathered;
-    // what is gathered is touched when the method is through
-    return solved + std::max(gathered, full_workspace_bytes(*directions_.front().kernel, options.method, tokens));
+  std::int64_t workspace_bytes(std::int64_t tokens, DType x, bool only) const override {
+    const std::int64_t D = shape.channels, h = shape.directions * D, between = std::min(2, shape.layers - 1);
+    const std::int64_t input = reaches_host && is_stored_as<T>(x) ? 0 : shape.inputs;
+    const std::int64_t projected = directions_.front().kernel->inputs() * D;
+    const std::int64_t states = in_place() ? 0 : shape.state * D;
+    // on their way to the host
+    const std::int64_t last = reaches_host ? 0 : (shape.layers < 3 ? h : 0) + (shape.state > 1 ? h : 0);
+    const std::int64_t values = input + projected + states + between * h + last;
+    const std::int64_t bytes = static_cast<std::int64_t>(sizeof(T)) * tokens * values;
+    if (!is_full(options.method)) return bytes;
+    const std::int64_t method = full_workspace_bytes(*directions_.front().kernel, options.method, tokens);
+    // the caller's h and c are touched when the method is through and has given back what it took
+    const bool waits = only && reaches_host && !in_place();
+    const std::int64_t outputs = static_cast<std::int64_t>(sizeof(T)) * tokens * h * shape.state;
+    return bytes + (waits ? std::max<std::int64_t>(0, method - outputs) : method);
   }
 
   std::vector<std::byte> state() const override {
@@ -206,50 +227,63 @@ class Solver final : public Newton::Impl {
     const TokenRange here = cuts.part(window);
     const std::vector<Run> runs = cuts.runs(window);
     const std::int64_t n = here.size(), D = shape.channels, k = shape.state, dirs = shape.directions;
-    DeviceArray<T> input, outputs, cells, projected, states;
-    reserve(input, "longscan::newton::input", n * shape.inputs);
-    read_input(data, n * shape.inputs, stored_, input.data());
+    const T* input = read_input(data, n * shape.inputs, stored_, input_);
 
     NewtonReport report;
     double projecting = 0;
     for (int layer = 0; layer < shape.layers; ++layer) {
       const bool last = layer + 1 == shape.layers, wants_cells = last && data.c && k > 1;
-      reserve(outputs, "longscan::newton::outputs", n * dirs * D);
-      if (wants_cells) reserve(cells, "longscan::newton::cells", n * dirs * D);
+      // h and c of the layer, [tokens][directions][D]: where the caller wants them, or on the way
+      T *outputs = static_cast<T*>(data.h), *cells = static_cast<T*>(data.c);
+      if (!last || !reaches_host || !outputs) {
+        reserve(outputs_[layer % 2], "longscan::newton::outputs", n * dirs * D);
+        outputs = outputs_[layer % 2].data();
+      }
+      if (wants_cells && !reaches_host) {
+        reserve(cells_, "longscan::newton::cells", n * dirs * D);
+        cells = cells_.data();
+      }
       for (int direction = 0; direction < dirs; ++direction) {
         Direction<T>& d = directions_[layer * dirs + direction];
         const std::int64_t inputs = d.kernel->inputs();
-        reserve(projected, "longscan::newton::projected", n * inputs * D);
-        reserve(states, "longscan::newton::states", n * k * D);
+        reserve(projected_, "longscan::newton::projected", n * inputs * D);
+        T* const projected = projected_.data();
+        T* states = outputs;
+        if (!in_place()) {
+          reserve(states_, "longscan::newton::states", n * k * D);
+          states = states_.data();
+        }
         const auto start = std::chrono::steady_clock::now();
-        d.projection->apply(input.data(), n, projected.data());
+        d.projection->apply(input, n, projected);
         Kokkos::DefaultExecutionSpace().fence();  // so that its time is its own
         projecting += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        LayerPart<T> part =
-            make_part(window, here, runs, direction == 1, projected.data(), inputs * D, states.data(), k * D);
+        LayerPart<T> part = make_part(window, here, runs, direction == 1, projected, inputs * D, states, k * D);
         set_starts(part, runs, data, layer * dirs + direction, direction == 1, window);
         const NewtonReport one = run(*d.kernel, part);
         merge(report, one, layer == 0 && direction == 0);
         report.projection_seconds = projecting;
         take_ends(part, runs, data, layer * dirs + direction, direction == 1);
         if (direction == 0) pass_carry(window, part, layer * dirs);
-        gather(states.data(), n, k * D, D, outputs.data() + direction * D, dirs * D);
-        if (wants_cells) gather(states.data() + D, n, k * D, D, cells.data() + direction * D, dirs * D);
+        if (!in_place()) gather(states, n, k * D, D, outputs + direction * D, dirs * D);
+        if (wants_cells) gather(states + D, n, k * D, D, cells + direction * D, dirs * D);
         if (one.status == NewtonStatus::not_converged || one.status == NewtonStatus::non_finite) {
           report.status = one.status;
           return report;
         }
       }
-      if (wants_cells) copy_to_host(cells.data(), n * dirs * D, static_cast<T*>(data.c));
-      if (!last) std::swap(input, outputs);
+      if (wants_cells && cells != data.c) copy_to_host(cells, n * dirs * D, static_cast<T*>(data.c));
+      if (last && data.h && outputs != data.h) copy_to_host(outputs, n * dirs * D, static_cast<T*>(data.h));
+      input = outputs;
     }
-    if (data.h) copy_to_host(outputs.data(), n * dirs * D, static_cast<T*>(data.h));
     report.bytes_exchanged = ranks.bytes_sent() - sent_before;
     ranks.all_reduce(&report.bytes_exchanged, 1, Transport::Reduction::sum);
     return report;
   }
 
  private:
+  /// Whether a layer's states are its h as they stand.
+  bool in_place() const { return reaches_host && shape.state == 1 && shape.directions == 1; }
+
   /// The part in the order of the direction.
   LayerPart<T> make_part(TokenRange window, TokenRange here, const std::vector<Run>& runs, bool reversed, const T* x,
                          std::int64_t x_stride, T* h, std::int64_t h_stride) {
@@ -327,12 +361,15 @@ class Solver final : public Newton::Impl {
 
   NewtonReport run(const CellKernel<T>& kernel, LayerPart<T>& part) {
     LayerSolve<T> s{ranks, kernel, part, options, {}, plan_};
+    s.share = static_cast<double>(part.axis_tokens) / static_cast<double>(std::max<std::int64_t>(1, cuts.tokens()));
     solve_layer(s);
     return s.report;
   }
 
   ScanPlan plan_{options.scan, options.reproducible};
   DeviceArray<unsigned char> stored_;
+  // kept from window to window, as new memory is dear
+  DeviceArray<T> input_, outputs_[2], cells_, projected_, states_;
   std::vector<Direction<T>> directions_;
   std::vector<std::vector<T>> carry_;  // per layer and direction: the state before the window
 };
@@ -376,9 +413,9 @@ std::vector<TokenRange> Newton::windows(std::int64_t tokens, std::int64_t from) 
 }
 TokenRange Newton::part(TokenRange window) const { return impl_->cuts.part(window); }
 std::vector<Run> Newton::runs(TokenRange window) const { return impl_->cuts.runs(window); }
-std::int64_t Newton::workspace_bytes(std::int64_t tokens) const {
+std::int64_t Newton::workspace_bytes(std::int64_t tokens, DType x, bool only) const {
   // weights, and states of segments
-  return impl_->workspace_bytes(tokens) + (std::int64_t{is_full(impl_->options.method) ? 2 : 4} << 20);
+  return impl_->workspace_bytes(tokens, x, only) + (std::int64_t{2} << 20);
 }
 NewtonReport Newton::solve(TokenRange window, const NewtonData& data) { return impl_->solve(window, data); }
 

@@ -12,6 +12,11 @@ namespace {
 
 constexpr int tag_piece = 300, tag_growth = 310;
 
+/// Weights of a cell that a core's own cache holds beside the states.
+constexpr std::int64_t cached_weight_bytes = 256 << 10;
+/// Tokens of a window that growth is looked at along, at least.
+constexpr std::int64_t fewest_looks = 128;
+
 /// Channels [b, e) of states, packed and unpacked.
 template <class T>
 std::vector<T> take(const T* state, int k, int D, int b, int e) {
@@ -153,8 +158,11 @@ void look_along(LayerSolve<T>& s) {
   const std::int64_t budget = look_budget(s.kernel.mixes(), s.size(), quick);
   std::int64_t sampled = tokens * cost > budget;
   s.ranks.all_reduce(&sampled, 1, Transport::Reduction::max);
+  // what is sampled is the same for all windows together, if they are not too many
+  const std::int64_t looks = std::max(std::min(budget / cost, fewest_looks),
+                                      static_cast<std::int64_t>(static_cast<double>(budget / cost) * s.share));
   const auto each = static_cast<std::int64_t>(
-      sampled ? std::max<std::int64_t>(1, budget / cost / std::max<std::size_t>(1, s.part.runs.size())) : tokens);
+      sampled ? std::max<std::int64_t>(1, looks / std::max<std::size_t>(1, s.part.runs.size())) : tokens);
 
   const std::size_t entries = s.kernel.mixes() ? 1 : s.kernel.channels();
   std::vector<GrowthSums> worst(entries);  // of sequences that are through
@@ -228,8 +236,11 @@ SegmentPlan plan_segments(std::int64_t axis_tokens, std::int64_t longest_part, i
   if (wanted > 0) {
     plan.tokens = wanted;
   } else if (mixes) {
-    // about 32 segments of a rank go in step as one matrix product, but none shorter than four warm-ups
-    plan.tokens = std::max<std::int64_t>((longest_part + 31) / 32, 4 * plan.warm_up);
+    // Segments of a rank go in step as one matrix product, none shorter than four warm-ups: 32, so that the weights are
+    // fetched seldom; few, where a cache holds them.
+    const std::int64_t weights = std::int64_t{4} * channels * channels * (doubles ? 8 : 4);
+    const std::int64_t in_step = weights <= cached_weight_bytes ? 4 : 32;
+    plan.tokens = std::max<std::int64_t>((longest_part + in_step - 1) / in_step, 4 * plan.warm_up);
   } else {
     // on a host core one segment is enough as soon as its channels fill the vector units
     const std::int64_t side_by_side = std::max<std::int64_t>(1, 256 / channels);

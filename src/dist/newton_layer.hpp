@@ -37,6 +37,7 @@ struct LayerSolve {
   NewtonReport report;
   ScanPlan& plan;
   bool looked = false;  ///< growth and error bound are in the report
+  double share = 1;     ///< of all tokens, that the window has
 
   std::int64_t size() const { return kernel.state_size(); }
   bool empty() const { return part.runs.empty(); }

@@ -91,6 +91,7 @@ class Shooting {
 
   /// What is left, segment after segment and rank after rank, until the stored starts agree with what arrives.
   void token_loop() {
+    looped_ = true;
     std::vector<T> arriving;
     if (s_.part.before >= 0) {
       arriving.resize(size_);
@@ -114,7 +115,7 @@ class Shooting {
 
   /// End states of the runs, the starts as they turned out, and the verdict on the prefix.
   void finish() {
-    std::tie(rms_, bad_) = size_of_states(s_);
+    if (passes_ != 1 || looped_) std::tie(rms_, bad_) = size_of_states(s_);  // else as they were seen
     for (std::size_t j = 0; j < borders_.size(); ++j) {
       const Border& b = borders_[j];
       if (b.segment.begin == s_.part.runs[b.run].begin) std::copy_n(start(j), size_, s_.start(b.run));
@@ -370,6 +371,7 @@ class Shooting {
   DeviceArray<T> maps_, folded_;
   std::vector<char> changed_;
   std::int64_t passes_ = 0, left_ = 0, prefix_ = 0, bad_ = -1;
+  bool looped_ = false;
   double rms_ = 0, worst_ = 0, contraction_ = 0;
 };
 

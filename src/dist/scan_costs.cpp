@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "dist/exclusive_scan.hpp"
+#include "dist/scan_measure.hpp"
 #include "local/affine_scan.hpp"
 
 namespace longscan {
@@ -33,7 +34,7 @@ struct Link {
 
 /// alpha and beta: messages of memory that kernels reach, from every rank to the next, around, at once. Collective.
 Link measure_link(Transport& ranks) {
-  constexpr std::int64_t large = std::int64_t{1} << 20;
+  constexpr std::int64_t large = measured_message_bytes;
   Courier courier(ranks);
   const DeviceArray<char> out("longscan::scan::out", large), in("longscan::scan::in", large);
   const int p = ranks.size(), next = (ranks.rank() + 1) % p, previous = (ranks.rank() + p - 1) % p;
@@ -119,7 +120,7 @@ ScanAlgorithm ScanPlan::choose(Transport& ranks, const ScanPart<T>& part) {
   if (chosen_) return choice_.algorithm;
   chosen_ = true;
   ScanSize size = size_of(part);
-  if (asked_ != ScanAlgorithm::automatic || ranks.size() <= 2) {
+  if (!measures_scan(asked_ == ScanAlgorithm::automatic, ranks.size())) {
     choice_ = choose_scan(asked_, size, ranks.size(), {}, same_bits_);
   } else {
     ranks.all_reduce(&size.maps, 1, Transport::Reduction::max);

@@ -25,8 +25,10 @@ class TokenCuts {
     std::vector<TokenRange> windows;
     do {
       std::int64_t end = each >= total - begin ? total : cut_before_(begin + each);
-      for (std::int64_t more = each; end <= begin && end < total; more *= 2)  // at least to the first place to cut
-        end = more >= total - begin ? total : cut_before_(begin + more);
+      for (std::int64_t more = each; end <= begin && end < total; more *= 2) {  // at least to the first place to cut
+        end = cut_before_(std::min(begin + more, total - 1));
+        if (end <= begin && more >= total - begin) end = total;
+      }
       windows.push_back({begin, end});
       begin = end;
     } while (begin < total);
