@@ -86,8 +86,8 @@ void take_from_config(CLI::App& app, const std::string& path, const CLI::ConfigI
   }
 }
 
-/// The lines of a file of options. CLI11 takes what is in brackets for a list, on further lines too: a pattern of
-/// groups that starts with one is put into quotes. A list has commas, quotes or blanks.
+/// The lines of a file of options. CLI11 takes what is in brackets for a list: a pattern of groups that starts with one
+/// is put into quotes. A list has commas, quotes or blanks.
 std::stringstream with_quoted_patterns(std::istream& file) {
   std::stringstream lines;
   for (std::string line; std::getline(file, line);) {
