@@ -112,10 +112,9 @@ WindowNeeds needs_of(const NewtonCommand& command, const NewtonProblem& problem,
   needs.whole = network.directions > 1;
   const NewtonMethod m = command.method;
   needs.overlaps = m == NewtonMethod::automatic || m == NewtonMethod::shooting || m == NewtonMethod::sequential;
-  // enough for a few segments with their warm-ups, which are many where weights are large; ranks wait for each other
-  // at the end of every window
+  // enough for a few segments with their warm-ups, which are many where weights are large
   const bool mixes = network.type != "paragru" && network.type != "paralstm";
-  if (!mixes || network.channels <= 128) needs.cut_tokens = ranks == 1 ? 16384 : 32768;
+  if (!mixes || network.channels <= 128) needs.cut_tokens = 16384;
   // what is written, h or c, may be converted on the way
   const DType written = newton_output_type(problem, command);
   const std::int64_t converted =
