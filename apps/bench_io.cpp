@@ -53,12 +53,13 @@ double processor_seconds() {
 }
 
 /// As dd does it: this rank's share of the input read, as many bytes as the output has written, brought to disk.
-void copy_raw(const Transport& ranks, const std::string& from, const std::string& to, std::int64_t written) {
-  constexpr std::int64_t block = 8 << 20;
+/// `buffer` is kept from copy to copy, as dd keeps its own.
+void copy_raw(const Transport& ranks, const std::string& from, const std::string& to, std::int64_t written,
+              std::vector<char>& buffer) {
+  const auto block = static_cast<std::int64_t>(buffer.size());
   const io::FileDescriptor in = io::open_file(from, O_RDONLY, "open"), out = io::open_file(to, O_WRONLY, "write");
   const TokenRange read = part_of(io::file_size(in, from), ranks.size(), ranks.rank());
   const TokenRange write = part_of(written, ranks.size(), ranks.rank());
-  std::vector<char> buffer(block);
   std::int64_t at = write.begin;
   for (std::int64_t i = read.begin; i < read.end; i += block) {
     const std::int64_t n = std::min(block, read.end - i);
@@ -249,6 +250,7 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
   const std::int64_t chosen = subject->generate(in), window = bench.window > 0 ? bench.window : chosen;
   const std::int64_t written = bench.tokens * subject->written();
   subject->prepare(window);
+  std::vector<char> buffer(8 << 20);
   std::vector<double> copies, solves, files, copying;  // the last: processor seconds of a rank
   for (int i = 0; i <= bench.runs; ++i) {              // the first one warms up
     agree(ranks, [&] {
@@ -259,7 +261,7 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
     double busy = 0;
     const double copy = seconds_of(ranks, [&] {
       const double before = processor_seconds();
-      copy_raw(ranks, in, raw, written);
+      copy_raw(ranks, in, raw, written, buffer);
       busy = processor_seconds() - before;
     });
     ranks.all_reduce(&busy, 1, Transport::Reduction::max);
