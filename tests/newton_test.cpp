@@ -426,21 +426,30 @@ TEST_F(AsOnADevice, LongMemoryTakesNewtonSteps) {
   }
 }
 
-/// What took several passes is not worth its segments in short sequences; the next solve with the cell knows.
+/// What took several passes is not worth its segments in short sequences; the next solve with the cell knows, and tries
+/// again now and then.
 TEST_F(AsOnADevice, AutoRemembersPasses) {
   constexpr std::int64_t D = 64, longest = 20000;
   const auto alone = make_single_transport();
   const auto kernel = make_cell_kernel<double>(test::make_weights({"paragru", D, 2, 2.5}));
   const auto x = on_device("x", normals(longest * kernel->inputs() * D, 6, 6)),
              h = on_device("h", normals(longest * D, 1, 1));
-  const auto solve = [&](std::int64_t tokens) {
-    return solve_cell_kernel<double>(*alone, *kernel, {{0, tokens}}, {x.data(), h.data()}, {});
+  std::vector<double> forgetting(longest * kernel->inputs() * D, 0);  // z is nearly 1
+  for (std::int64_t t = 0; t < longest; ++t) std::fill_n(forgetting.begin() + t * kernel->inputs() * D, D, 30);
+  const auto easy = on_device("easy", forgetting);
+  const auto solve = [&](std::int64_t tokens, const double* inputs = nullptr) {
+    return solve_cell_kernel<double>(*alone, *kernel, {{0, tokens}}, {inputs ? inputs : x.data(), h.data()}, {});
   };
   const NewtonReport first = solve(1500), second = solve(1500), many = solve(longest);
   EXPECT_EQ(first.method_used, NewtonMethod::shooting);
   ASSERT_GT(first.iterations, 1);
   EXPECT_EQ(second.method_used, NewtonMethod::sequential) << first.iterations;
   EXPECT_EQ(many.method_used, NewtonMethod::shooting);
+  int loops = 0;
+  while (loops < 64 && solve(1500, easy.data()).method_used == NewtonMethod::sequential) ++loops;
+  EXPECT_GT(loops, 5);
+  EXPECT_LT(loops, 64);
+  EXPECT_EQ(solve(1500, easy.data()).method_used, NewtonMethod::shooting);
 }
 
 TEST_F(AsOnADevice, TheSameVerdict) {

@@ -22,6 +22,8 @@ constexpr std::int64_t growth_lanes = 2048, growth_runs = 4096;
 /// Work of the look along a path whose channels mix, in products of W_hh.
 constexpr std::int64_t look_products = std::int64_t{1} << 15;
 
+constexpr std::int64_t warm_up_step = 4;
+
 /// What stays with a kernel from solve to solve.
 template <class T>
 struct ShootingMemory {
@@ -35,6 +37,7 @@ struct ShootingMemory {
   std::vector<GrowthPiece> pieces_there;  ///< what `pieces` holds
   std::int64_t warm_up_factor = 1;        ///< grows when too many lanes have not forgotten their start
   std::int64_t passes = 1;                ///< of the last solve that had several segments
+  std::int64_t solves = 0;                ///< while one of these two was more than 1
 };
 
 template <class T>
@@ -187,6 +190,7 @@ class DeviceShooting {
       const double limit = s_.options.tolerance * std::max(rms_, 1e-300);
       if (v.worst > limit) {
         const double worst = v.worst;
+        if (s_.part.before >= 0) s_.kernel.wait_for_look();  // it may start from what arrives here
         v = hand_over(grid_, size_, arrays_, arriving(), static_cast<const double*>(m_.slot_jumps.data()), limit);
         v.worst = worst;
       }
@@ -229,7 +233,7 @@ class DeviceShooting {
   void adapt_warm_up() {
     std::int64_t lanes = grid_.slots * D_;
     s_.ranks.all_reduce(&lanes, 1, Transport::Reduction::sum);
-    if (!s_.kernel.mixes() && 20 * left_ > lanes && m_.warm_up_factor < 64) m_.warm_up_factor *= 4;
+    if (!s_.kernel.mixes() && 20 * left_ > lanes && m_.warm_up_factor < 64) m_.warm_up_factor *= warm_up_step;
   }
 
   /// An affine scan over the parts of the ranks, then along the borders of each.
@@ -407,8 +411,16 @@ SegmentPlan plan_device_segments(std::int64_t tokens, std::int64_t longest, std:
 }
 
 template <class T>
-std::int64_t passes_of_last_solve(const CellKernel<T>& kernel) {
+std::int64_t passes_to_expect(const CellKernel<T>& kernel) {
   return memory_of(kernel).passes;
+}
+
+template <class T>
+void hope_again(const CellKernel<T>& kernel) {
+  constexpr std::int64_t patience = 16;
+  ShootingMemory<T>& m = memory_of(kernel);
+  if ((m.passes == 1 && m.warm_up_factor == 1) || ++m.solves % patience != 0) return;
+  m.passes = 1, m.warm_up_factor = std::max<std::int64_t>(1, m.warm_up_factor / warm_up_step);
 }
 
 template <class T>
@@ -422,7 +434,11 @@ void solve_shooting_on_device(LayerSolve<T>& s, bool may_fall_back) {
                                     : NewtonStatus::not_converged;
   if (s.report.status == NewtonStatus::fell_back) s.report.converged_prefix = s.part.axis_tokens;
   s.report.bits_of_token_loop = s.report.status == NewtonStatus::fell_back || (settled && !s.kernel.mixes());
-  if (!shooting.finite()) s.report.status = NewtonStatus::non_finite;
+  if (!shooting.finite()) {
+    s.report.status = NewtonStatus::non_finite;
+    if (s.report.first_bad_token >= 0)
+      s.report.converged_prefix = std::min(s.report.converged_prefix, s.report.first_bad_token);
+  }
   if (settled && s.kernel.mixes()) {
     // a border that moved by `worst` contracts by `rho` a segment; a warm-up from zero that arrived within the
     // tolerance has shown as much itself
@@ -438,8 +454,10 @@ void solve_shooting_on_device(LayerSolve<T>& s, bool may_fall_back) {
 
 template SegmentPlan plan_device_segments(LayerSolve<float>&);
 template SegmentPlan plan_device_segments(LayerSolve<double>&);
-template std::int64_t passes_of_last_solve(const CellKernel<float>&);
-template std::int64_t passes_of_last_solve(const CellKernel<double>&);
+template std::int64_t passes_to_expect(const CellKernel<float>&);
+template std::int64_t passes_to_expect(const CellKernel<double>&);
+template void hope_again(const CellKernel<float>&);
+template void hope_again(const CellKernel<double>&);
 template void solve_shooting_on_device(LayerSolve<float>&, bool);
 template void solve_shooting_on_device(LayerSolve<double>&, bool);
 

@@ -100,7 +100,11 @@ template <class T>
 SegmentPlan plan_device_segments(LayerSolve<T>& s);
 /// Passes that the last solve with this kernel took on a device, where it had several segments; 1 if there was none.
 template <class T>
-std::int64_t passes_of_last_solve(const CellKernel<T>& kernel);
+std::int64_t passes_to_expect(const CellKernel<T>& kernel);
+/// To be called once a solve: every sixteenth time that long warm-ups or several passes are expected, fewer are, since
+/// inputs change.
+template <class T>
+void hope_again(const CellKernel<T>& kernel);
 SegmentPlan plan_device_segments(std::int64_t tokens, std::int64_t longest, std::int64_t side_by_side,
                                  std::int64_t warm_up, std::int64_t wanted);
 

@@ -18,16 +18,24 @@ SegmentPlan plan(LayerSolve<T>& s) {
                        s.options.segment);
 }
 
+template <class T>
+std::int64_t longest_run(const LayerSolve<T>& s) {
+  std::int64_t longest = 1;
+  for (const Run& run : s.part.runs) longest = std::max(longest, run.size());
+  return longest;
+}
+
 /// Whether the token loop is as fast as segments on one rank: there is but one, or, on a device, as many passes as the
-/// last solve took last longer. A pass takes as long as its tokens and some more.
+/// last solve took last longer. A pass takes as long as its tokens and some more. Solves before this one do not count
+/// where channels mix: there the bits depend on the way.
 template <class T>
 bool too_few_tokens(LayerSolve<T>& s) {
   const SegmentPlan p = plan(s);
   if (s.ranks.size() > 1) return false;
   if (s.part.axis_tokens < 2 * p.tokens) return true;
-  if (!shoots_on_device()) return false;
-  const std::int64_t more = 100 + (s.kernel.mixes() ? 0 : s.kernel.channels()), passes = passes_of_last_solve(s.kernel);
-  return passes > 1 && s.part.axis_tokens < p.warm_up + passes * (p.tokens + more);
+  if (!shoots_on_device() || s.kernel.mixes()) return false;
+  const std::int64_t more = 100 + s.kernel.channels(), passes = passes_to_expect(s.kernel);
+  return passes > 1 && longest_run(s) < p.warm_up + passes * (p.tokens + more);
 }
 
 template <class T>
@@ -43,13 +51,6 @@ void run_shooting(LayerSolve<T>& s, double wanted, bool automatic) {
                       std::to_string(segments.warm_up) + "; what does not settle goes to the token loop";
   shoots_on_device() ? solve_shooting_on_device(s, automatic) : solve_shooting(s, automatic);
   s.report.method_used = NewtonMethod::shooting;
-}
-
-template <class T>
-std::int64_t longest_run(const LayerSolve<T>& s) {
-  std::int64_t longest = 1;
-  for (const Run& run : s.part.runs) longest = std::max(longest, run.size());
-  return longest;
 }
 
 template <class T>
@@ -76,6 +77,7 @@ void solve_layer(LayerSolve<T>& s) {
   const double wanted = s.options.tolerance;
   s.options.tolerance = wanted > 0 ? wanted : sizeof(T) == 8 ? 1e-10 : 1e-6;
   const bool automatic = s.options.method == NewtonMethod::automatic;
+  if (automatic && shoots_on_device()) hope_again(s.kernel);
   if (automatic && s.options.reproducible && s.kernel.mixes()) {
     s.report.reason = "channels mix, and --reproducible asks for the bits of the token loop";
     run_sequential(s);
