@@ -222,7 +222,7 @@ class NewtonSolve {
     if (cells) data.c = slot.c.data(), data.c_final = slot.c_final.data();
     const NewtonReport r = solver_.solve(window, data);
     take(r, window, window.begin == 0);
-    judge(window);
+    judge();
     if (size_of(newton_output_type(problem_, command_)) < size_of(state_)) agree(ranks_, [&] { check_output(slot); });
   }
 
@@ -250,13 +250,13 @@ class NewtonSolve {
   }
 
   /// Exit 6 where this is not a solution.
-  void judge(TokenRange window) {
+  void judge() {
     const NewtonReport& r = report_;
     const std::string method = std::string(name_of(r.method_used));
     if (r.status == NewtonStatus::non_finite)
       throw Error(ExitCode::numerical, "the recurrence leaves the range of " + std::string(name_of(state_)) + " in " +
                                            describe_token(problem_.sources, command_.solve.input, "x",
-                                                          window.begin + std::max<std::int64_t>(0, r.first_bad_token)) +
+                                                          std::max<std::int64_t>(0, r.first_bad_token)) +
                                            " (method " + method + ", status non_finite); --precision f64 may help");
     if (r.status == NewtonStatus::not_converged)
       throw Error(ExitCode::numerical, "not converged: method " + method + " after " +

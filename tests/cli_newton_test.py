@@ -180,7 +180,27 @@ class Refuse(NewtonCommand):
             for method in ("auto", "sequential", "newton"):
                 self.fail_with(NUMERICAL, ("newton", path, "-o", self.at("out.h5"), "--method", method), "non_finite",
                                "at token ", ranks=ranks)
-        x = inputs(300)
+
+        # the token is the first of the whole input, whatever window it is found in, and the input's from both ends
+        x = np.abs(inputs(300)).astype(np.float32)
+        w = weights("rnn_relu", directions=2, dtype=np.float32)
+        for grows, stays in (("", "_reverse"), ("_reverse", "")):
+            w["weight_hh_l0" + grows], w["weight_hh_l0" + stays] = 3 * np.eye(5, dtype=np.float32), np.zeros((5, 5))
+            states = network("rnn_relu", {n: a.astype(np.float64) for n, a in w.items()}, x.astype(np.float64), directions=2)[0]
+            too_large = np.flatnonzero(states.max(axis=1) > np.finfo(np.float32).max)
+            token = too_large[-1] if grows else too_large[0]
+            both = self.write_cell("rnn_relu", {n: a.astype(np.float32) for n, a in w.items()}, x=x)
+            for ranks in (1, 3):
+                self.fail_with(NUMERICAL, ("newton", both, "-o", self.at("out.h5")), "non_finite", f"at token {token} ",
+                               ranks=ranks)
+            if grows:
+                continue
+            one = {n: a.astype(np.float32) for n, a in w.items() if "reverse" not in n}
+            for window in ("7", "30", "1000"):
+                self.fail_with(NUMERICAL, ("newton", self.write_cell("rnn_relu", one, x=x), "-o", self.at("out.h5"), "--window",
+                                           window), "non_finite", f"at token {token} ", ranks=ranks)
+        x, w = inputs(300), weights("rnn_relu")
+        w["weight_hh_l0"] = 3 * np.eye(5)
         out = self.solve(self.write_cell("rnn_relu", w, x=x), "--method", "sequential", verify=False)  # 3^300 fits
         self.close(out["h"], network("rnn_relu", w, x)[0])
 

@@ -259,7 +259,9 @@ class Solver final : public Newton::Impl {
         projecting += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         LayerPart<T> part = make_part(window, here, runs, direction == 1, projected, inputs * D, states, k * D);
         set_starts(part, runs, data, layer * dirs + direction, direction == 1, window);
-        const NewtonReport one = run(*d.kernel, part);
+        NewtonReport one = run(*d.kernel, part);
+        if (direction == 1 && one.first_bad_token >= 0)  // tokens are counted from the end there
+          one.first_bad_token = window.size() - 1 - one.first_bad_token;
         merge(report, one, layer == 0 && direction == 0);
         report.projection_seconds = projecting;
         take_ends(part, runs, data, layer * dirs + direction, direction == 1);
