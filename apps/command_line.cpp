@@ -97,8 +97,9 @@ std::stringstream with_quoted_patterns(std::istream& file) {
       std::istringstream(line.substr(0, at)) >> name;
       std::istringstream rest(line.substr(at + 1));
       rest >> value >> more;
+      if (more[0] == '#' || more[0] == ';') more.clear();  // a comment
     }
-    const bool pattern = name == "group" && more.empty() && value.rfind('[', 0) == 0 &&
+    const bool pattern = (name == "group" || name.ends_with(".group")) && more.empty() && value.rfind('[', 0) == 0 &&
                          value.find(']') != std::string::npos && value.find_first_of(",\"'") == std::string::npos;
     lines << (pattern ? name + " = \"" + value + '"' : line) << '\n';
   }

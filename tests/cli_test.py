@@ -261,10 +261,11 @@ class BadInput(Command):
         """As words of the command line and in a file of options."""
         path = self.write(groups={f"/{n}": numbers() for n in "abx"})
         files = []
-        for value in ('"[ab]"', "[ab]", "[ab]*", '["a", "b"]', "[a, b]"):
+        for line in ('group = "[ab]"', "group = [ab]", "group = [ab]*", 'group = ["a", "b"]', "group = [a, b]",
+                     "group = [ab] # both", "delta.group = [!x]", "group=[ab] ; both"):
             files.append(("--config", self.at(f"c{len(files)}.conf")))
             with open(files[-1][1], "w") as f:
-                f.write(f"chunk = 32\ngroup = {value}\nwindow = 16\n")
+                f.write(f"chunk = 32\n{line}\nwindow = 16\n")
         for words in (("--group", "[ab]"), ("--group=[ab]",), ("--group", "b", "[a]"), *files):
             self.succeed("delta", path, "-o", self.at("out.h5"), "--force", *words)
             with h5py.File(self.at("out.h5")) as f:
