@@ -284,9 +284,7 @@ void run_bench_io(Transport& ranks, const BenchIo& bench) {
   // with a rank on every core copying takes its share of them
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   const bool shared = is_host_space<Kokkos::DefaultExecutionSpace> && cores > 0 && ranks.local_size() >= cores;
-  const double least =
-      shared ? std::max(floor, compute.median + busy * std::min(1.0, static_cast<double>(ranks.local_size()) / cores))
-             : floor;
+  const double least = shared ? std::max(floor, compute.median + busy * ranks.local_size() / cores) : floor;
   nlohmann::json rows = nlohmann::json::array();
   for (const auto& [name, time] :
        {std::pair<std::string, Timing>{"copy", copy}, {"solve", compute}, {"file to file", whole}}) {

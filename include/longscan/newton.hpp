@@ -96,6 +96,7 @@ NetworkShape network_shape(const CellWeights& weights, int inputs);
 
 /// One rank's part of a window, in host memory. States of runs are [runs, layers * directions, D] of the arithmetic's
 /// type.
+/// Arrays must not overlap: where kernels reach the host's memory, inputs are read and states are written in place.
 struct NewtonData {
   const void* x = nullptr;  ///< [T, D_in], of `x_type`
   DType x_type = DType::f32;

@@ -12,6 +12,7 @@ namespace longscan {
 /// spends more time on them than on the bytes.
 inline void want_large_pages(void* data, std::int64_t bytes) {
 #ifdef MADV_HUGEPAGE
+  if (bytes < 2 << 20) return;
   static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<std::uintptr_t>(data), begin = (first + page - 1) / page * page;
   const std::uintptr_t end = (first + static_cast<std::uintptr_t>(bytes)) / page * page;
