@@ -4,6 +4,7 @@
 #include "local/trajectory_lanes.hpp"
 
 namespace longscan {
+namespace {
 
 /// A cell whose products p = W_hh h + b_hh are inputs, and whose other channels are left alone: the diagonal of its
 /// Jacobian. Weights: the diagonals of W_hh.
@@ -89,4 +90,5 @@ void note_tangents(const SweepPath<T>& path, const SegmentGrid& grid, std::int64
       });
 }
 
+}  // namespace
 }  // namespace longscan
