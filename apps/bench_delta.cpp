@@ -251,7 +251,7 @@ void run_bench_delta(Transport& all_ranks, const BenchDelta& bench) {
   row["gflops_per_rank"] = rate, row["openblas_gflops"] = blas, row["rate_over_openblas"] = blas_too ? rate / blas : 0;
   row["bytes"] = bytes, row["gb_per_second"] = bytes / time.median / 1e9, row["copy_gb_per_second"] = copy / 1e9;
   row["horizon_max"] = report.horizon_max, row["boundaries_forgotten"] = report.boundaries_forgotten;
-  row["map_tokens"] = report.map_tokens;
+  row["map_tokens"] = report.map_tokens, row["horizons_remembered"] = report.horizons_remembered;
   if (bench.check) row["error"] = error;
   row["scan"] = std::string(name_of(report.scan.algorithm)), row["transport"] = ranks.name();
   row["scan_ms"] = 1e3 * scan, row["scan_share"] = scan / time.median, row["scan_and_waiting_ms"] = 1e3 * waiting;

@@ -21,16 +21,17 @@ using Clock = std::chrono::steady_clock;
 
 /// For checkpoints.
 nlohmann::json to_json(const DeltaReport& r) {
-  return {r.stability_breaches,   r.inverse_fallbacks,    r.inverse_terms_max, r.horizon_max,     r.boundaries,
-          r.boundaries_forgotten, r.boundaries_corrected, r.map_tokens,        r.bytes_exchanged, r.segments,
-          r.tensor_tasks,         r.general_tasks};
+  return {r.stability_breaches,   r.inverse_fallbacks,    r.inverse_terms_max,  r.horizon_max,     r.boundaries,
+          r.boundaries_forgotten, r.boundaries_corrected, r.map_tokens,         r.bytes_exchanged, r.segments,
+          r.tensor_tasks,         r.general_tasks,        r.horizons_remembered};
 }
 DeltaReport report_from(const nlohmann::json& j) {
   DeltaReport r;
   std::size_t i = 0;
-  for (std::int64_t* count : {&r.stability_breaches, &r.inverse_fallbacks, &r.inverse_terms_max, &r.horizon_max,
-                              &r.boundaries, &r.boundaries_forgotten, &r.boundaries_corrected, &r.map_tokens,
-                              &r.bytes_exchanged, &r.segments, &r.tensor_tasks, &r.general_tasks})
+  for (std::int64_t* count :
+       {&r.stability_breaches, &r.inverse_fallbacks, &r.inverse_terms_max, &r.horizon_max, &r.boundaries,
+        &r.boundaries_forgotten, &r.boundaries_corrected, &r.map_tokens, &r.bytes_exchanged, &r.segments,
+        &r.tensor_tasks, &r.general_tasks, &r.horizons_remembered})
     *count = j.at(i++);
   return r;
 }
@@ -250,6 +251,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
                       {"boundaries_forgotten", total.boundaries_forgotten},
                       {"boundaries_corrected", total.boundaries_corrected},
                       {"horizon_max", total.horizon_max},
+                      {"horizons_remembered", total.horizons_remembered},
                       {"map_tokens", total.map_tokens},
                       {"segments", total.segments},
                       {"tensor_tasks", total.tensor_tasks},

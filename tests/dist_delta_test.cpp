@@ -471,6 +471,61 @@ TEST_F(DistDelta, SegmentsForgetToo) {
   EXPECT_EQ(got.report.boundaries_corrected, 0);
 }
 
+/// Four windows of 3000 tokens a rank, in three segments each, that decays let forget at once.
+Case forgetful_windows(int ranks, DType type) {
+  Recipe r;
+  r.tokens = std::int64_t{4} * 3000 * ranks, r.type = type, r.decay = Decay::head, r.initial_states = true;
+  Case c = test::make_case(r);
+  for (std::int64_t t = 0; t < r.tokens; ++t)
+    for (int h = 0; h < r.heads; ++h) c.log_decay.set(t, h, 0, -1 - t % 3);
+  c.options.segment = 1000;
+  return c;
+}
+
+TEST_F(DistDelta, HorizonsAreRememberedFromWindowToWindow) {
+  for (DType type : {DType::f64, DType::f32}) {
+    const Case c = forgetful_windows(size(), type);
+    const Solution got = expect_right(c, 3000);
+    EXPECT_EQ(got.report.boundaries_corrected, 0);
+    EXPECT_EQ(got.report.boundaries_forgotten, got.report.boundaries);
+    // the other windows' states at three borders a rank and head, two of the last rank
+    EXPECT_EQ(got.report.horizons_remembered, std::int64_t{3} * c.shape.heads * (3 * size() - 1));
+    EXPECT_TRUE(test::solve(*ranks_, c, 3000) == got) << "the same bits again";
+  }
+}
+
+TEST_F(DistDelta, RememberedHorizonsThatDoNotHoldAreMeasuredAgain) {
+  for (DType type : {DType::f64, DType::f32})
+    for (double decay : {-0.02, 0.0}) {  // the second window forgets later, or not
+      Case c = forgetful_windows(size(), type);
+      for (std::int64_t t = 3000 * size(); t < 6000 * size(); ++t)
+        for (int h = 0; h < c.shape.heads; ++h) c.log_decay.set(t, h, 0, decay);
+      const Solution got = expect_right(c, 3000);
+      EXPECT_GE(got.report.boundaries_corrected, 1) << test::describe(c);
+      EXPECT_EQ(got.report.horizons_remembered, std::int64_t{c.shape.heads} * (3 * size() - 1)) << "never again";
+    }
+}
+
+TEST_F(DistDelta, ARunThatGoesOnRemembersWhatItWouldHave) {
+  const Case c = forgetful_windows(size(), DType::f32);
+  test::Memory memory;
+  const std::int64_t row = std::int64_t{c.shape.heads} * c.shape.d_value;
+  std::int64_t remembered = 0;
+  std::vector<std::byte> state;
+  for (int begin : {0, 1}) {
+    DeltaRule rule(*ranks_, c.shape, c.options, c.sequences);
+    if (begin > 0) rule.set_state(state);
+    for (int i = begin; i < (begin > 0 ? 4 : 1); ++i) {
+      const TokenRange window = rule.windows(3000)[i], part = rule.part(window);
+      DeltaOutputs out;
+      out.o = {memory.room(part.size() * row * 4), DType::f32, row, c.shape.d_value};
+      remembered += rule.solve(window, memory.inputs(c, part.begin, part.end), out).horizons_remembered;
+    }
+    state = rule.state();
+  }
+  EXPECT_EQ(remembered, std::int64_t{3} * c.shape.heads * (3 * size() - 1));
+}
+
 TEST_F(DistDelta, LargeStatesForgottenBeforeTheHorizonAreNotDoneAgain) {
   for (std::int64_t segment : {0, 5000}) {
     if (segment == 0 && !segments_are_long) continue;

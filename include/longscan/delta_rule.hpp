@@ -97,13 +97,15 @@ struct DeltaReport {
   std::int64_t boundaries = 0;            ///< states passed between ranks, each head counted
   std::int64_t boundaries_forgotten = 0;  ///< of these, how many did not depend on what came before the horizon
   std::int64_t boundaries_corrected = 0;  ///< of these, how many had to be sent again
-  std::int64_t map_tokens = 0;            ///< tokens and heads whose map was computed besides the outputs
-  std::int64_t segments = 0;              ///< solved side by side, each head counted; 0 where a rank has none
-  std::int64_t tensor_tasks = 0;          ///< segments and maps computed by tensor-core kernels
-  std::int64_t general_tasks = 0;         ///< by the kernels that take everything
-  std::int64_t bytes_exchanged = 0;       ///< sent by this and all other ranks
-  ScanChoice scan;                        ///< how states passed over the ranks, and why so
-  double seconds_scan = 0;                ///< the exchange between ranks, waiting included; this rank
+  std::int64_t horizons_remembered =
+      0;                             ///< states before borders, of segments too, by the horizons of the window before
+  std::int64_t map_tokens = 0;       ///< tokens and heads whose map was computed besides the outputs
+  std::int64_t segments = 0;         ///< solved side by side, each head counted; 0 where a rank has none
+  std::int64_t tensor_tasks = 0;     ///< segments and maps computed by tensor-core kernels
+  std::int64_t general_tasks = 0;    ///< by the kernels that take everything
+  std::int64_t bytes_exchanged = 0;  ///< sent by this and all other ranks
+  ScanChoice scan;                   ///< how states passed over the ranks, and why so
+  double seconds_scan = 0;           ///< the exchange between ranks, waiting included; this rank
   /// When this rank started to solve the window, on its steady clock, and seconds from then on: what this part does to
   /// a state is known and the scan begins; the state before the part is here; the outputs are done.
   double started = 0, at_scan = 0, at_states = 0, at_outputs = 0;

@@ -51,36 +51,43 @@ ScanPart<T> DeltaPart<T>::share(std::vector<char> known, const DeviceArray<T>& m
   return part;
 }
 
-/// |P| below this is below the rounding of L, with room for states 64 times L.
+/// What rounding makes of a state, in parts of it: L itself has that of fp16 operands on tensor cores. |P| below a
+/// sixteenth of it, `vanishing`, leaves room for states 64 times L.
 template <class T>
-double DeltaPart<T>::vanishing() const {
-  if (sizeof(T) == 8) return 1.1e-16 / 16;
-  return (passes.on_tensor_cores() ? 4.9e-4 / 4 : 6e-8) / 16;  // L itself has the rounding of fp16 operands
+double DeltaPart<T>::rounding() const {
+  if (sizeof(T) == 8) return 1.1e-16;
+  return passes.on_tensor_cores() ? 4.9e-4 / 4 : 6e-8;
+}
+
+/// `tokens` before the border, moved out to the start of a chunk.
+template <class T>
+std::int64_t DeltaPart<T>::aligned(const Border& b, double tokens) const {
+  const auto whole = static_cast<std::int64_t>(std::min(tokens, static_cast<double>(b.limit)));
+  return b.limit - (b.limit - whole) / options.chunk * options.chunk;
+}
+
+/// Unit keys with beta uniform in (0, 1) are forgotten in about 45 K tokens where fp16 operands allow more to be left
+/// out, decays forget sooner.
+template <class T>
+std::int64_t DeltaPart<T>::first_horizon(const Border& b) const {
+  return aligned(b, (in_.log_decay ? 4.0 : passes.on_tensor_cores() ? 48.0 : 16.0) * shape.d_key);
 }
 
 template <class T>
 PassSummary DeltaPart<T>::map_borders(std::vector<Border>& borders, DeviceArray<T>& maps, bool forgetting) {
-  const std::int64_t C = options.chunk;
   std::int64_t size = 0;
   for (const Border& b : borders) size = std::max(size, b.slot + 1);
-  // `tokens` before the border, moved out to the start of a chunk
-  const auto aligned = [&](const Border& b, double tokens) {
-    const auto whole = static_cast<std::int64_t>(std::min(tokens, static_cast<double>(b.limit)));
-    return b.limit - (b.limit - whole) / C * C;
-  };
   reserve_zeros(maps, "longscan::delta::maps", size * slots.map_size);
   DeltaRules r = passes.rules(false, true);
   r.count_breaches = !forgetting && !computes_outputs();  // else the pass over outputs counts
-  // Unit keys with beta uniform in (0, 1) are forgotten in about 45 K tokens where fp16 operands allow more to be left
-  // out, decays forget sooner.
-  const double guess = (in_.log_decay ? 4.0 : passes.on_tensor_cores() ? 48.0 : 16.0) * shape.d_key;
   std::vector<std::int64_t> wanted(borders.size());
   std::vector<std::size_t> active(borders.size());
   for (std::size_t i = 0; i < borders.size(); ++i) {
-    wanted[i] = forgetting ? aligned(borders[i], guess) : borders[i].limit;
+    wanted[i] = forgetting ? first_horizon(borders[i]) : borders[i].limit;
     active[i] = i;
   }
   PassSummary summary;
+  first_horizons_do = forgetting;
   while (!active.empty()) {
     std::vector<Task> tasks;
     std::vector<AffineTask> pairs;
@@ -128,6 +135,7 @@ PassSummary DeltaPart<T>::map_borders(std::vector<Border>& borders, DeviceArray<
       Border& b = borders[i];
       b.P = found_norms_[2 * b.slot], b.L = found_norms_[2 * b.slot + 1];
       b.forgets = b.P <= vanishing();
+      first_horizons_do &= b.forgets;
       if (b.forgets || b.covered >= b.limit || !std::isfinite(b.P)) continue;
       // |P| falls about exponentially: aim where it should vanish, between 1.25 and 4 times as far; where that is
       // beyond the limit, at the limit
@@ -144,20 +152,46 @@ PassSummary DeltaPart<T>::map_borders(std::vector<Border>& borders, DeviceArray<
 }
 
 template <class T>
-void DeltaPart<T>::look_at_probes(const std::vector<Border>& borders) {
+void DeltaPart<T>::recall_borders(std::vector<Border>& borders, DeviceArray<T>& maps) {
+  reserve_zeros(maps, "longscan::delta::maps", static_cast<std::int64_t>(borders.size()) * slots.map_size);
+  std::vector<Task> tasks;
+  for (Border& b : borders) {
+    b.covered = first_horizon(b);
+    Task task;
+    task.head = b.head, task.begin = b.end - b.covered, task.end = b.end;
+    task.to = slots.own_constant(maps, b.slot);
+    tasks.push_back(task);
+    mapped_tokens += b.covered;
+    b.forgets = b.remembered = true;
+  }
+  passes.run(tasks, passes.rules(false, false));
+}
+
+template <class T>
+void DeltaPart<T>::look_at_probes(const std::vector<Border>& borders, const DeviceArray<T>& maps) {
   if (std::none_of(borders.begin(), borders.end(), [](const Border& b) { return b.forgets; })) return;
   const auto count = static_cast<std::int64_t>(borders.size());
-  reserve(probe_norms_, "longscan::delta::norms", count);
-  affine_norms(space, slots.known_points(probes), shape.d_key, probe_norms_.data(), count);
-  found_probes_.fetch(space, probe_norms_.data(), count);
+  const bool remembered = borders.front().remembered;
+  const std::int64_t norms = remembered ? 2 * count : count;
+  reserve(probe_norms_, "longscan::delta::norms", norms);
+  if (remembered) {
+    affine_distances(space, slots.maps(maps), slots.known_points(probes), probe_norms_.data(), count);
+  } else {
+    affine_norms(space, slots.known_points(probes), shape.d_key, probe_norms_.data(), count);
+  }
+  found_probes_.fetch(space, probe_norms_.data(), norms);
 }
 
 template <class T>
 std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<Border>& borders) const {
+  constexpr double agreement = 16;  // of states that came to a border from different starts, in their rounding
   std::vector<char> wrong(borders.size(), 0);
   for (std::size_t i = 0; i < borders.size(); ++i) {
     const Border& b = borders[i];
-    wrong[i] = b.forgets && !(b.P * found_probes_[static_cast<std::int64_t>(i)] <= 64 * vanishing() * b.L);
+    const auto at = static_cast<std::int64_t>(i);
+    if (!b.forgets) continue;
+    wrong[i] = b.remembered ? !(found_probes_[2 * at] <= agreement * rounding() * found_probes_[2 * at + 1])
+                            : !(b.P * found_probes_[at] <= 64 * vanishing() * b.L);
   }
   return wrong;
 }

@@ -12,6 +12,13 @@
 
 namespace longscan {
 
+/// How far back the maps before borders go.
+enum class Horizons {
+  none,       ///< whole segments or parts: nothing is taken to be forgotten
+  measured,   ///< to where P vanishes
+  remembered  ///< as far as was enough for all in the window before, without P: outputs show whether the state is L
+};
+
 /// A state that is wanted before the outputs: the map of the tokens before it.
 struct Border {
   std::int64_t slot = 0;   ///< of the map
@@ -19,8 +26,9 @@ struct Border {
   std::int64_t limit = 0;  ///< tokens that the map may cover at most
   int head = 0;
   std::int64_t covered = 0;
-  double P = 0, L = 0;   ///< Frobenius norms
-  bool forgets = false;  ///< P vanishes: the state is L, whatever came before
+  double P = 0, L = 0;      ///< Frobenius norms
+  bool forgets = false;     ///< P vanishes: the state is L, whatever came before
+  bool remembered = false;  ///< P was not made
 };
 
 template <class T>
@@ -50,8 +58,11 @@ class DeltaPart {
   /// The maps of the last tokens before each border. With `forgetting` as few as let P vanish, else as many as the
   /// border's limit allows: maps of the tokens before are joined to those that there are.
   PassSummary map_borders(std::vector<Border>& borders, DeviceArray<T>& maps, bool forgetting);
-  /// Launches a look at `probes`, the states before horizons as outputs saw them: border i's is in slot i.
-  void look_at_probes(const std::vector<Border>& borders);
+  /// L of as many tokens before each border as are tried first, which are taken to be enough. P is not made.
+  void recall_borders(std::vector<Border>& borders, DeviceArray<T>& maps);
+  /// Launches a look at `probes`, what outputs saw of the states that were taken not to matter. Border i's is in slot
+  /// i: the state before its horizon or, if that is remembered, at the border. Remembered are all of them or none.
+  void look_at_probes(const std::vector<Border>& borders, const DeviceArray<T>& maps);
   /// Of the borders that were taken to forget, those that do not, by the look at `probes`, which is over.
   std::vector<char> not_forgotten(const std::vector<Border>& borders) const;
   /// Point out = the constant L of map `map`, task by task. Asynchronous.
@@ -72,14 +83,18 @@ class DeltaPart {
   ScanLinks links;
   std::vector<Run> runs;
   std::vector<StatesPlace> places;
+  bool first_horizons_do = false;  ///< P vanished at the first try before all borders that were last looked at
   std::int64_t mapped_tokens = 0;  ///< passed over for a map or an end state, heads counted
   /// States, one a head: before the part's first token, after its last, and that after the last as outputs find it.
   DeviceArray<T> incoming, outgoing, arrived;
-  DeviceArray<T> probes;  ///< the states before horizons, as outputs find them
+  DeviceArray<T> probes;  ///< the states before horizons, or at borders, as outputs find them
   Uploaded<AffineTask> joins;
 
  private:
-  double vanishing() const;
+  std::int64_t aligned(const Border& border, double tokens) const;
+  std::int64_t first_horizon(const Border& border) const;
+  double rounding() const;
+  double vanishing() const { return rounding() / 16; }
 
   DeltaInputs in_;
   DeltaOutputs out_;

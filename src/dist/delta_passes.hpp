@@ -37,6 +37,9 @@ struct DeltaSlots {
     return {maps.data() + slot * map_size, map_leading, 1};
   }
   /// L of a map.
+  StateRef<T> own_constant(const DeviceArray<T>& maps, std::int64_t slot) const {
+    return {maps.data() + slot * map_size + d_key, map_leading, 1};
+  }
   StateRef<const T> constant(const DeviceArray<T>& maps, std::int64_t slot) const {
     return {maps.data() + slot * map_size + d_key, map_leading, 1};
   }

@@ -14,6 +14,7 @@ DeltaReport& DeltaReport::operator+=(const DeltaReport& r) {
   horizon_max = std::max(horizon_max, r.horizon_max);
   boundaries += r.boundaries, boundaries_forgotten += r.boundaries_forgotten;
   boundaries_corrected += r.boundaries_corrected, map_tokens += r.map_tokens;
+  horizons_remembered += r.horizons_remembered;
   segments += r.segments, tensor_tasks += r.tensor_tasks, general_tasks += r.general_tasks;
   bytes_exchanged += r.bytes_exchanged;
   scan = r.scan, started = r.started, known_heads = r.known_heads, at_scan = r.at_scan, at_states = r.at_states,
@@ -23,9 +24,10 @@ DeltaReport& DeltaReport::operator+=(const DeltaReport& r) {
 }
 
 void add_over_ranks(Transport& ranks, DeltaReport& r) {
-  std::int64_t* const sums[] = {&r.stability_breaches,   &r.inverse_fallbacks, &r.boundaries, &r.boundaries_forgotten,
-                                &r.boundaries_corrected, &r.map_tokens,        &r.segments,   &r.tensor_tasks,
-                                &r.general_tasks,        &r.bytes_exchanged};
+  std::int64_t* const sums[] = {
+      &r.stability_breaches,   &r.inverse_fallbacks, &r.boundaries,         &r.boundaries_forgotten,
+      &r.boundaries_corrected, &r.map_tokens,        &r.segments,           &r.tensor_tasks,
+      &r.general_tasks,        &r.bytes_exchanged,   &r.horizons_remembered};
   std::int64_t* const largest[] = {&r.inverse_terms_max, &r.horizon_max};
   const auto reduce = [&](std::int64_t* const* values, int n, Transport::Reduction how) {
     std::int64_t all[std::size(sums)];

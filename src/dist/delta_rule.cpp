@@ -50,6 +50,13 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+/// Whether a window takes the horizons that were enough in the one before to be enough again.
+enum class Reliance : std::uint8_t {
+  none,  ///< not known whether they were
+  now,
+  never  ///< they once were not
+};
+
 /// `Way`: DeltaWhole<T> or DeltaSegments<T>.
 template <class T, class Way>
 class Solver final : public DeltaRule::Impl {
@@ -66,7 +73,7 @@ class Solver final : public DeltaRule::Impl {
 
     solve_start_ = Clock::now();
     report_.started = std::chrono::duration<double>(solve_start_.time_since_epoch()).count();
-    pass_states(true);
+    pass_states(relies() ? Horizons::remembered : Horizons::measured);
     way_.report_boundaries(report_);
     PassSummary found = way_.outputs();
     report_.at_outputs = seconds_since(solve_start_);
@@ -92,17 +99,22 @@ class Solver final : public DeltaRule::Impl {
 
   std::vector<std::byte> state() const override {
     if (ranks.rank() != 0) return {};
+    if (carried_.empty()) return {};
     const auto bytes = std::as_bytes(std::span(carried_));
-    return {bytes.begin(), bytes.end()};
+    std::vector<std::byte> state(bytes.begin(), bytes.end());
+    state.push_back(static_cast<std::byte>(reliance_));
+    return state;
   }
 
   void set_state(const std::vector<std::byte>& state) override {
-    const std::size_t expected = state.empty() ? 0 : static_cast<std::size_t>(shape.heads * part_.state_bytes());
+    const std::size_t expected = state.empty() ? 0 : static_cast<std::size_t>(shape.heads * part_.state_bytes()) + 1;
     if (state.size() != expected)
       throw Error(ExitCode::bad_input, "a state of " + std::to_string(state.size()) + " bytes was given, one of " +
                                            std::to_string(expected) + " is needed");
     carried_.resize(state.size() / sizeof(T));
-    std::memcpy(carried_.data(), state.data(), state.size());
+    std::memcpy(carried_.data(), state.data(), carried_.size() * sizeof(T));
+    reliance_ = state.empty() ? Reliance::none : static_cast<Reliance>(state.back());
+    agreed_ = false;
   }
 
  private:
@@ -122,11 +134,14 @@ class Solver final : public DeltaRule::Impl {
   }
 
   /// Every rank gets the state that its part starts from; so does every segment.
-  void pass_states(bool forgetting) {
-    const std::vector<char> known = way_.find_outgoing(forgetting);
-    report_.at_scan = seconds_since(solve_start_);
+  void pass_states(Horizons horizons) {
     const ScanAlgorithm algorithm = plan_.choice().algorithm;
-    if (algorithm == ScanAlgorithm::doubling || algorithm == ScanAlgorithm::mpi) way_.join_maps();
+    const bool joins = algorithm == ScanAlgorithm::doubling || algorithm == ScanAlgorithm::mpi;
+    if (joins && horizons == Horizons::remembered) horizons = Horizons::measured;  // P is wanted
+    horizons_ = horizons;
+    const std::vector<char> known = way_.find_outgoing(horizons);
+    report_.at_scan = seconds_since(solve_start_);
+    if (joins) way_.join_maps();
     const ScanPart<T> share = way_.share(known);
     report_.known_heads = share.links.sends() ? std::count(known.begin(), known.end(), 1) : 0;
     scan_.run(algorithm, share, [&](std::int64_t begin, std::int64_t end) { way_.advance(begin, end); });
@@ -138,16 +153,45 @@ class Solver final : public DeltaRule::Impl {
   /// After the outputs every rank knows the true states before its horizons. Seldom is one too large to be forgotten.
   void confirm(PassSummary& found) {
     if (options.reproducible) return;  // nothing was taken to be forgotten
-    std::int64_t wrong = way_.wrong();
-    ranks.all_reduce(&wrong, 1, Transport::Reduction::sum);
+    const std::int64_t wrong = wrong_borders();
     if (wrong > 0) mend(way_, wrong, found);
   }
 
-  /// All ranks start again, from the maps of whole segments.
+  /// Of all ranks; and whether the next window relies on the same horizons.
+  std::int64_t wrong_borders() {
+    std::int64_t counts[] = {way_.wrong(), way_.first_horizons_do() ? 0 : 1};
+    ranks.all_reduce(counts, 2, Transport::Reduction::sum);
+    if (horizons_ == Horizons::remembered) {
+      if (counts[0] > 0) reliance_ = Reliance::never;
+    } else if (reliance_ != Reliance::never) {
+      reliance_ = counts[0] + counts[1] == 0 ? Reliance::now : Reliance::none;
+    }
+    return counts[0];
+  }
+
+  /// Whether this window relies on what was enough in the one before: rank 0 knows where a state was set.
+  bool relies() {
+    if (!agreed_) {
+      auto most = static_cast<std::int64_t>(reliance_);
+      ranks.all_reduce(&most, 1, Transport::Reduction::max);
+      reliance_ = static_cast<Reliance>(most), agreed_ = true;
+    }
+    return reliance_ == Reliance::now;
+  }
+
+  /// All ranks start again: from horizons measured in this window where they were remembered, else, or if that does not
+  /// do, from the maps of whole segments.
   void mend(DeltaSegments<T>& segments, std::int64_t wrong, PassSummary& found) {
+    const auto again = [&](Horizons horizons) {
+      pass_states(horizons);
+      found = segments.outputs();
+    };
     if (ranks.rank() == 0) report_.boundaries_corrected += wrong;
-    pass_states(false);
-    found = segments.outputs();
+    if (horizons_ == Horizons::remembered) {
+      again(Horizons::measured);
+      if (wrong_borders() == 0) return;
+    }
+    again(Horizons::none);
   }
 
   /// The true states walk from rank to rank; whoever started from another one computes those heads again.
@@ -198,6 +242,9 @@ class Solver final : public DeltaRule::Impl {
   Clock::time_point solve_start_;
   DeltaReport report_;
   TokenRange here_;
+  Horizons horizons_ = Horizons::measured;  // of this solve
+  Reliance reliance_ = Reliance::none;
+  bool agreed_ = false;     // on `reliance_`, among the ranks
   bool carries_ = false;    // this rank's last run goes on in the next window
   std::vector<T> carried_;  // the state at the end of the window before
 };

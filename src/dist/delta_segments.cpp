@@ -17,7 +17,7 @@ struct NonFiniteCount {
 template <class T>
 SegmentRules DeltaSegments<T>::rules(const DeltaShape& shape, const DeltaOptions& options,
                                      const DeltaPasses<T>& passes) {
-  return {options.reproducible, options.segment, passes.side_by_side() / shape.heads, options.chunk};
+  return {options.reproducible, options.segment, segments_at_once(passes.side_by_side(), shape.heads), options.chunk};
 }
 
 template <class T>
@@ -41,10 +41,10 @@ ScanPart<T> DeltaSegments<T>::share(std::vector<char> known) const {
 // --- states at borders ----------------------------------------------------------------------------------------------
 
 template <class T>
-std::vector<char> DeltaSegments<T>::find_outgoing(bool forgetting) {
+std::vector<char> DeltaSegments<T>::find_outgoing(Horizons horizons) {
   const std::int64_t H = part_.shape.heads, runs = static_cast<std::int64_t>(part_.runs.size());
   joins_ = false;
-  map_borders(forgetting);
+  map_borders(horizons);
   scan_runs(part_.first_continues() ? 1 : 0, runs, 0, H, true);
   scan_runs(0, runs, 0, H, false);
   if (part_.first_continues() && !part_.links.receives()) scan_first_run(0, H);
@@ -68,7 +68,7 @@ void DeltaSegments<T>::arrive() {
 
 /// The maps of all borders, and the states at those whose map forgets: L.
 template <class T>
-void DeltaSegments<T>::map_borders(bool forgetting) {
+void DeltaSegments<T>::map_borders(Horizons horizons) {
   const std::int64_t H = part_.shape.heads, runs = static_cast<std::int64_t>(part_.runs.size());
   reserve_zeros(states_, "longscan::delta::borders", plan_.borders() * H * part_.slots.state_size);
   borders_.clear();
@@ -78,7 +78,12 @@ void DeltaSegments<T>::map_borders(bool forgetting) {
         const TokenRange tokens = plan_.segment(i, j);
         borders_.push_back({plan_.map(i, j) * H + h, tokens.end, tokens.size(), h});
       }
-  map_breaches_ = part_.map_borders(borders_, maps_, forgetting && !part_.options.reproducible).breaches;
+  const bool forgetting = horizons != Horizons::none && !part_.options.reproducible;
+  if (horizons == Horizons::remembered) {
+    part_.recall_borders(borders_, maps_);
+  } else {
+    map_breaches_ = part_.map_borders(borders_, maps_, forgetting).breaches;
+  }
   // L is where it is wanted as a state by itself: before a map that does not forget, and behind the part
   std::vector<AffineTask> constants;
   for (std::int64_t i = 0; i < runs; ++i)
@@ -180,7 +185,9 @@ std::vector<DeltaTask<T>> DeltaSegments<T>::tasks() {
                     : border(i, j - 1, h).forgets ? part_.slots.constant(maps_, border(i, j - 1, h).slot)
                                                   : part_.slots.known_state(states_, plan_.border(i, j) * H + h);
         if (!part_.options.reproducible && j + 1 == plan_.segments_of(i)) task.to = part_.end_of(i, h);
-        if (j < plan_.maps_of(i) && border(i, j, h).forgets) {
+        if (j < plan_.maps_of(i) && border(i, j, h).remembered) {
+          if (!task.to.data) task.to = part_.slots.state(part_.probes, border(i, j, h).slot);
+        } else if (j < plan_.maps_of(i) && border(i, j, h).forgets) {
           task.probe_at = tokens.end - border(i, j, h).covered;
           task.probe = part_.slots.state(part_.probes, border(i, j, h).slot);
         }
@@ -217,7 +224,7 @@ PassSummary DeltaSegments<T>::outputs() {
   rules.count_breaches = true;
   PassSummary summary;
   if (computes || !part_.options.reproducible) {
-    summary = part_.passes.run(tasks(), rules, [&] { part_.look_at_probes(borders_); });
+    summary = part_.passes.run(tasks(), rules, [&] { look(); });
   } else {
     // the states at the borders are all there is: only a bad one needs a pass, to name the token
     if (!finite()) summary.bad = part_.passes.run(tasks(), rules).bad;
@@ -242,6 +249,24 @@ bool DeltaSegments<T>::finite() const {
   return bad == 0;
 }
 
+/// Launches the look at what the outputs saw at the borders.
+template <class T>
+void DeltaSegments<T>::look() {
+  if (!borders_.empty() && borders_.front().remembered &&
+      part_.links.sends()) {  // the state behind the part is where the next rank or window wants it
+    const auto last = static_cast<std::int64_t>(part_.runs.size()) - 1, H = std::int64_t{part_.shape.heads};
+    std::vector<Task> copies;
+    for (int h = 0; h < H; ++h) {
+      Task copy;
+      copy.head = h, copy.from = part_.slots.known_state(part_.arrived, h);
+      copy.to = part_.slots.state(part_.probes, border(last, plan_.maps_of(last) - 1, h).slot);
+      copies.push_back(copy);
+    }
+    part_.passes.copy(copies);
+  }
+  part_.look_at_probes(borders_, maps_);
+}
+
 template <class T>
 std::int64_t DeltaSegments<T>::wrong() {
   const std::vector<char> wrong = part_.not_forgotten(borders_);
@@ -250,6 +275,7 @@ std::int64_t DeltaSegments<T>::wrong() {
 
 template <class T>
 void DeltaSegments<T>::report_boundaries(DeltaReport& report) const {
+  for (const Border& b : borders_) report.horizons_remembered += b.remembered;
   if (!part_.links.sends()) return;
   const std::size_t H = part_.shape.heads;
   report.boundaries += part_.shape.heads;
@@ -263,7 +289,8 @@ template <class T>
 std::int64_t DeltaSegments<T>::workspace_bytes(std::int64_t tokens, std::int64_t runs, std::int64_t shortest) const {
   const DeltaOptions& o = part_.options;
   // A run has a map less than segments, the last one has one more; with `reproducible` each has as many.
-  const SegmentRules most{false, o.segment, part_.passes.most_side_by_side() / part_.shape.heads, o.chunk};
+  const SegmentRules most{false, o.segment, segments_at_once(part_.passes.most_side_by_side(), part_.shape.heads),
+                          o.chunk};
   const std::int64_t maps = o.reproducible ? std::max<std::int64_t>(0, tokens - 1) / segment_tokens(shortest) + runs
                                            : tokens / most.planned(tokens) + 1;
   // A map has a border and a probe, a run one border more; maps that are extended have two for the while.

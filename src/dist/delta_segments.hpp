@@ -27,10 +27,10 @@ class DeltaSegments {
   ScanPart<T> share(std::vector<char> known = {}) const;
   void join_maps();
 
-  /// The maps before all borders, as far back as the state there depends on tokens; with `reproducible` or without
-  /// `forgetting` those of whole segments. Then the states at the borders and `outgoing`, as far as they do not depend
-  /// on `incoming`. Returns for which heads that holds.
-  std::vector<char> find_outgoing(bool forgetting = true);
+  /// The maps before all borders, as far back as `horizons` says; with `reproducible` those of whole segments. Then the
+  /// states at the borders and `outgoing`, as far as they do not depend on `incoming`. Returns for which heads that
+  /// holds.
+  std::vector<char> find_outgoing(Horizons horizons);
   /// For heads [begin, end): the states that depend on `incoming`.
   void advance(std::int64_t begin, std::int64_t end);
   /// `incoming` is there for all heads.
@@ -40,6 +40,8 @@ class DeltaSegments {
   PassSummary outputs();
   /// Borders that were taken to be independent of what came before, and are not, now that `outputs` has seen that.
   std::int64_t wrong();
+  /// The horizons that were tried first were enough, so that the next window may take them to be.
+  bool first_horizons_do() const { return borders_.empty() || part_.first_horizons_do; }
 
   /// Adds what was passed on, and from how many tokens.
   void report_boundaries(DeltaReport& report) const;
@@ -52,7 +54,8 @@ class DeltaSegments {
   Border& border(std::int64_t run, std::int64_t j, std::int64_t head) {
     return borders_[plan_.map(run, j) * part_.shape.heads + head];
   }
-  void map_borders(bool forgetting);
+  void map_borders(Horizons horizons);
+  void look();
   void scan_runs(std::int64_t first_run, std::int64_t last_run, std::int64_t begin, std::int64_t end, bool leading);
   void scan_first_run(std::int64_t begin, std::int64_t end) { scan_runs(0, 1, begin, end, true); }
   void take_last_border(std::int64_t begin, std::int64_t end);

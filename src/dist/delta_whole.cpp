@@ -15,7 +15,7 @@ void DeltaWhole<T>::begin() {
 }
 
 template <class T>
-std::vector<char> DeltaWhole<T>::find_outgoing(bool) {
+std::vector<char> DeltaWhole<T>::find_outgoing(Horizons) {
   if (!part_.links.sends()) return known_;
   const int H = part_.shape.heads;
   const std::int64_t tokens = part_.runs.back().size();
@@ -94,7 +94,7 @@ PassSummary DeltaWhole<T>::outputs(const std::vector<char>& heads) {
   }
   DeltaRules rules = part_.passes.rules(part_.computes_outputs(), false);
   rules.count_breaches = true;
-  const PassSummary summary = part_.passes.run(tasks, rules, [&] { part_.look_at_probes(ends_); });
+  const PassSummary summary = part_.passes.run(tasks, rules, [&] { part_.look_at_probes(ends_, maps_); });
   part_.space.fence();  // the caller reads the outputs
   return summary;
 }

@@ -21,7 +21,7 @@ class DeltaWhole {
 
   /// `outgoing`, as far as it does not depend on `incoming`: L where a head forgets, else run on from a state that this
   /// rank has. Returns for which heads it is there; the others have the map of the whole part.
-  std::vector<char> find_outgoing(bool forgetting = true);
+  std::vector<char> find_outgoing(Horizons horizons);
   /// For heads [begin, end) whose state was not there: `outgoing` from `incoming`.
   void advance(std::int64_t begin, std::int64_t end);
   /// `incoming` is there for all heads.
@@ -31,6 +31,7 @@ class DeltaWhole {
   PassSummary outputs() { return outputs({}); }
   /// Heads that were taken to forget what came before their horizon and do not, now that `outputs` has seen that.
   std::int64_t wrong();
+  bool first_horizons_do() const { return false; }  // none are remembered
 
   /// The first run again for the marked heads, whose `incoming` was not right; `found` is of the pass before.
   PassSummary outputs_again(const std::vector<char>& changed, const PassSummary& found);

@@ -3,6 +3,7 @@
 // How the runs of a part are cut into segments that are solved side by side, and which of them need a map. Pure: solves
 // and `longscan plan` count by it.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -17,23 +18,34 @@ inline std::int64_t segment_tokens(std::int64_t length) {
   return tokens;
 }
 
+/// Segments of one head that a device takes at a time which takes `side_by_side` segments of `heads` heads. Places that
+/// are left when each head has as many whole segments hold shorter ones, one after another: 132 places and 16 heads are
+/// 8 whole segments a head on 128 places and 16 quarters on 4, so 8 1/4.
+inline double segments_at_once(std::int64_t side_by_side, std::int64_t heads) {
+  const std::int64_t whole = side_by_side / heads, left = side_by_side % heads;
+  if (whole == 0) return 1;
+  return static_cast<double>(whole) + (left > 0 ? 1.0 / static_cast<double>((heads + left - 1) / left) : 0.0);
+}
+
 struct SegmentRules {
   bool reproducible = false;  ///< segments that depend on the sequence alone, and a map of each
   std::int64_t tokens = 0;    ///< of a segment; 0: so many that `lanes` segments hold the part
-  std::int64_t lanes = 1;     ///< segments of one head that the device takes at a time
+  double lanes = 1;           ///< `segments_at_once`
   int chunk = 64;
 
   /// Tokens of a segment at most, of a part of `all` tokens; not with `reproducible`.
   std::int64_t planned(std::int64_t all) const {
+    if (tokens > 0) return tokens;
     constexpr std::int64_t least_chunks = 16;  // shorter segments would spend their time on maps and starts
-    const std::int64_t each = (all + std::max<std::int64_t>(1, lanes) - 1) / std::max<std::int64_t>(1, lanes);
-    return tokens > 0 ? tokens : std::max(each, least_chunks * chunk);
+    const auto each = static_cast<std::int64_t>(std::ceil(static_cast<double>(all) / std::max(1.0, lanes)));
+    return std::max(each, least_chunks * chunk);
   }
 };
 
-/// Runs are cut into segments of equal length. Maps are made where a state is wanted before the outputs: between
-/// segments, and behind the last run if it goes to another rank; with `reproducible` behind every segment. Borders are
-/// the ends of segments where a state is kept: those before and after each map of a run, if it has any.
+/// Runs are cut into segments of equal length; a run that is a whole part has a shorter one at its end where whole ones
+/// do not fill the device. Maps are made where a state is wanted before the outputs: between segments, and behind the
+/// last run if it goes to another rank; with `reproducible` behind every segment. Borders are the ends of segments
+/// where a state is kept: those before and after each map of a run, if it has any.
 class SegmentPlan {
  public:
   SegmentPlan() = default;
@@ -49,7 +61,8 @@ class SegmentPlan {
         each = segment_tokens(runs[i].length);
       } else if (size > planned) {
         const std::int64_t count = (size + planned - 1) / planned;
-        each = ((size + count - 1) / count + C - 1) / C * C;
+        const bool fills = runs.size() == 1 && rules.tokens == 0 && static_cast<double>(count) > rules.lanes;
+        each = ((fills ? planned : (size + count - 1) / count) + C - 1) / C * C;
       }
       each = std::max<std::int64_t>(1, each);
       const std::int64_t segments = (size + each - 1) / each;

@@ -164,6 +164,22 @@ struct Copy {
 
 /// Frobenius norms of n rows in each slot: of all columns, or with `parts` = 2 of those before `split` and of the
 /// others.
+/// Frobenius norm of the n x width matrix with elements `at(row, column)`.
+template <class Lanes, class F>
+KOKKOS_FUNCTION double frobenius(const Lanes& lanes, int n, int width, const F& at) {
+  constexpr int strip = 8;  // rows that a lane reads at once
+  return sqrt(lanes.sum((n + strip - 1) / strip * width, [&](std::int64_t e) {
+    const int row = static_cast<int>(e) / width * strip, column = static_cast<int>(e) % width;
+    double sum = 0;
+    LONGSCAN_UNROLL
+    for (int r = 0; r < strip; ++r) {
+      const double x = row + r < n ? at(row + r, column) : 0.0;
+      sum += x * x;
+    }
+    return sum;
+  }));
+}
+
 template <class T>
 struct Norms {
   AffinePoints<const T> slots;
@@ -171,20 +187,28 @@ struct Norms {
   double* norms;
   template <class Lanes>
   KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
-    constexpr int strip = 8;  // rows that a lane reads at once
-    const T* slot = slots.slot(i / parts);
     const int begin = i % parts == 0 ? 0 : split, width = (parts == 2 && begin == 0 ? split : end) - begin;
-    const double squares = lanes.sum((n + strip - 1) / strip * width, [&](std::int64_t e) {
-      const int row = static_cast<int>(e) / width * strip, column = begin + static_cast<int>(e) % width;
-      double sum = 0;
-      LONGSCAN_UNROLL
-      for (int r = 0; r < strip; ++r) {
-        const double x = row + r < n ? slot[(row + r) * slots.leading + column] : T(0);
-        sum += x * x;
-      }
-      return sum;
+    const T* slot = slots.slot(i / parts) + begin;
+    const double norm =
+        frobenius(lanes, n, width, [&](int row, int column) -> double { return slot[row * slots.leading + column]; });
+    lanes.once([&] { norms[i] = norm; });
+  }
+};
+
+template <class T>
+struct Distances {
+  AffineMaps<T> maps;
+  AffinePoints<const T> points;
+  double* norms;
+  template <class Lanes>
+  KOKKOS_FUNCTION void operator()(const Lanes& lanes, std::int64_t i) const {
+    const T* b = maps.data + i / 2 * maps.stride + maps.n;
+    const T* x = points.slot(i / 2);
+    const double of_x = i % 2 == 0 ? 1 : 0;
+    const double norm = frobenius(lanes, maps.n, maps.m, [&](int row, int column) -> double {
+      return b[row * maps.leading + column] - of_x * x[row * points.leading + column];
     });
-    lanes.once([&] { norms[i] = sqrt(squares); });
+    lanes.once([&] { norms[i] = norm; });
   }
 };
 
@@ -235,6 +259,12 @@ void affine_norms(const Space& space, const AffinePoints<const T>& points, int n
 }
 
 template <class Space, class T>
+void affine_distances(const Space& space, const AffineMaps<T>& maps, const AffinePoints<const T>& points, double* norms,
+                      std::int64_t count) {
+  for_teams<T>("longscan::affine::norms", space, 2 * count, maps.n * maps.m, Distances<T>{maps, points, norms});
+}
+
+template <class Space, class T>
 void affine_constants(const Space& space, const AffineMaps<T>& maps, const AffinePoints<T>& out,
                       const AffineTask* tasks, std::int64_t count) {
   const ColumnBlocks<Space> blocks(out.leading);
@@ -260,6 +290,8 @@ void affine_copy(const Space& space, const AffineMaps<T>& from, const AffineMaps
   template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, double*, std::int64_t);       \
   template void affine_norms(const Kokkos::DefaultExecutionSpace&, const AffinePoints<const T>&, int, double*,         \
                              std::int64_t);                                                                            \
+  template void affine_distances(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&,                           \
+                                 const AffinePoints<const T>&, double*, std::int64_t);                                 \
   template void affine_copy(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffineMaps<T>&,          \
                             const AffineTask*, std::int64_t);                                                          \
   template void affine_constants(const Kokkos::DefaultExecutionSpace&, const AffineMaps<T>&, const AffinePoints<T>&,   \

@@ -63,6 +63,12 @@ void affine_norms(const Space& space, const AffineMaps<T>& maps, double* norms, 
 template <class Space, class T>
 void affine_norms(const Space& space, const AffinePoints<const T>& points, int n, double* norms, std::int64_t count);
 
+/// How far the points in slots 0 … count - 1 are from b of the maps there: norms[2 i] = |x - b|, norms[2 i + 1] = |b|,
+/// Frobenius norms. Launches "longscan::affine::norms".
+template <class Space, class T>
+void affine_distances(const Space& space, const AffineMaps<T>& maps, const AffinePoints<const T>& points, double* norms,
+                      std::int64_t count);
+
 /// Slot `map` of `to` becomes slot `out` of `from`, task by task. Launches "longscan::affine::copy".
 template <class Space, class T>
 void affine_copy(const Space& space, const AffineMaps<T>& from, const AffineMaps<T>& to, const AffineTask* tasks,
