@@ -27,14 +27,15 @@ std::int64_t scan_choice_bytes(ScanAlgorithm asked, int ranks) {
   return measures_scan(asked == ScanAlgorithm::automatic, ranks) ? 2 * measured_message_bytes : 0;
 }
 
-/// The parts of reproducible windows, which end where segments do. Windows of the same sequence are alike: some at the
-/// start and the last ones are looked at.
+/// The parts of reproducible windows, which end where segments do. Where there are too many to look at all, some at the
+/// start and the last ones are: windows of the same sequence are alike.
 WindowNeeds::Parts reproducible_parts(const DeltaAxis& axis, int ranks, std::int64_t tokens) {
-  constexpr std::size_t at_start = 256, at_end = 4;
+  constexpr std::size_t parts_at_most = 400'000, at_start = 256, at_end = 4;
   const std::vector<TokenRange> windows = axis.cuts().windows(tokens * ranks);
+  const bool some = windows.size() * static_cast<std::size_t>(ranks) > parts_at_most;
   std::vector<std::array<std::int64_t, 2>> slots(ranks);  // of a rank: the longest parts of its two slots
   for (std::size_t w = 0; w < windows.size(); ++w) {
-    if (w >= at_start && w + at_end < windows.size()) continue;
+    if (some && w >= at_start && w + at_end < windows.size()) continue;
     const std::vector<TokenRange> parts = axis.cuts().parts(windows[w]);
     for (std::size_t r = 0; r < parts.size(); ++r) slots[r][w % 2] = std::max(slots[r][w % 2], parts[r].size());
   }
