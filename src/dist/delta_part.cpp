@@ -164,7 +164,7 @@ void DeltaPart<T>::recall_borders(std::vector<Border>& borders, DeviceArray<T>& 
     mapped_tokens += b.covered;
     b.forgets = b.remembered = true;
   }
-  passes.run(tasks, passes.rules(false, false));
+  passes.run_ahead(tasks, passes.rules(false, false));
 }
 
 template <class T>
@@ -183,8 +183,9 @@ void DeltaPart<T>::look_at_probes(const std::vector<Border>& borders, const Devi
 }
 
 template <class T>
-std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<Border>& borders) const {
+std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<Border>& borders) {
   constexpr double agreement = 16;  // of states that came to a border from different starts, in their rounding
+  if (!passes.settled()) return std::vector<char>(borders.size(), 1);
   std::vector<char> wrong(borders.size(), 0);
   for (std::size_t i = 0; i < borders.size(); ++i) {
     const Border& b = borders[i];

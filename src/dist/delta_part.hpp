@@ -59,12 +59,13 @@ class DeltaPart {
   /// border's limit allows: maps of the tokens before are joined to those that there are.
   PassSummary map_borders(std::vector<Border>& borders, DeviceArray<T>& maps, bool forgetting);
   /// L of as many tokens before each border as are tried first, which are taken to be enough. P is not made.
+  /// Asynchronous where tensor cores take it; `not_forgotten` finds all borders wrong if they did not hold the numbers.
   void recall_borders(std::vector<Border>& borders, DeviceArray<T>& maps);
   /// Launches a look at `probes`, what outputs saw of the states that were taken not to matter. Border i's is in slot
   /// i: the state before its horizon or, if that is remembered, at the border. Remembered are all of them or none.
   void look_at_probes(const std::vector<Border>& borders, const DeviceArray<T>& maps);
   /// Of the borders that were taken to forget, those that do not, by the look at `probes`, which is over.
-  std::vector<char> not_forgotten(const std::vector<Border>& borders) const;
+  std::vector<char> not_forgotten(const std::vector<Border>& borders);
   /// Point out = the constant L of map `map`, task by task. Asynchronous.
   void take_constants(const DeviceArray<T>& maps, const DeviceArray<T>& points, const std::vector<AffineTask>& tasks);
 

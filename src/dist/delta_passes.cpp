@@ -89,6 +89,31 @@ PassSummary DeltaPasses<T>::run(const std::vector<Task>& tasks, const DeltaRules
 }
 
 template <class T>
+void DeltaPasses<T>::run_ahead(const std::vector<Task>& tasks, const DeltaRules& rules) {
+  tasks_ahead_ = 0;
+  if constexpr (sizeof(T) == 4) {
+    const DeltaPass<T> pass = describe(rules);
+    if (!tasks.empty() && ahead_.applies(pass)) {
+      ahead_.launch(space_, pass, tasks);
+      tasks_ahead_ = static_cast<std::int64_t>(tasks.size());
+      return;
+    }
+  }
+  general_run(tasks, rules);
+}
+
+template <class T>
+bool DeltaPasses<T>::settled() {
+  if (tasks_ahead_ == 0) return true;
+  const std::vector<char> rejected = ahead_.rejected(space_);
+  const auto kept = std::count(rejected.begin(), rejected.end(), 0);
+  tensor_tasks_ += kept;
+  const bool all = kept == tasks_ahead_;
+  tasks_ahead_ = 0;
+  return all;
+}
+
+template <class T>
 PassSummary DeltaPasses<T>::general_run(const std::vector<Task>& tasks, const DeltaRules& rules,
                                         const std::function<void()>& then) {
   PassSummary summary;

@@ -121,6 +121,10 @@ class DeltaPasses {
   /// Waits for the results. `then` launches what looks at them, to be waited for together; again if tasks followed.
   PassSummary run(
       const std::vector<Task>& tasks, const DeltaRules& rules, const std::function<void()>& then = [] {});
+  /// The same without waiting where tensor cores take the pass: `settled` waits, and says whether they held the numbers
+  /// of all tasks. One at a time.
+  void run_ahead(const std::vector<Task>& tasks, const DeltaRules& rules);
+  bool settled();
   /// to = from for each task. Asynchronous.
   void copy(const std::vector<Task>& tasks);
 
@@ -148,7 +152,8 @@ class DeltaPasses {
   DeltaInputs in_;
   DeltaOutputs out_;
   std::int64_t tokens_ = 0, tensor_tasks_ = 0, general_tasks_ = 0;
-  DeltaTensor tensor_;
+  DeltaTensor tensor_, ahead_;
+  std::int64_t tasks_ahead_ = 0;
   DeviceArray<DeltaCounts> counts_;
   Fetched<DeltaCounts> found_;
   Uploaded<Task> tasks_;

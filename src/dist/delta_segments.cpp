@@ -274,6 +274,12 @@ std::int64_t DeltaSegments<T>::wrong() {
 }
 
 template <class T>
+bool DeltaSegments<T>::first_horizons_do() const {
+  const bool held = part_.passes.general_tasks() == 0 || !part_.passes.on_tensor_cores();  // by fp16
+  return borders_.empty() || (part_.first_horizons_do && held);
+}
+
+template <class T>
 void DeltaSegments<T>::report_boundaries(DeltaReport& report) const {
   for (const Border& b : borders_) report.horizons_remembered += b.remembered;
   if (!part_.links.sends()) return;

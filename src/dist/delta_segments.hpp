@@ -41,7 +41,7 @@ class DeltaSegments {
   /// Borders that were taken to be independent of what came before, and are not, now that `outputs` has seen that.
   std::int64_t wrong();
   /// The horizons that were tried first were enough, so that the next window may take them to be.
-  bool first_horizons_do() const { return borders_.empty() || part_.first_horizons_do; }
+  bool first_horizons_do() const;
 
   /// Adds what was passed on, and from how many tokens.
   void report_boundaries(DeltaReport& report) const;
