@@ -22,8 +22,10 @@ void DeltaPart<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::ve
     start_index_[i] = starts, end_index_[i] = ends;
     starts += runs[i].starts, ends += runs[i].ends;
   }
+  space.fence();  // nothing of an earlier window is under way
   passes.begin(in, out, runs.empty() ? 0 : runs.back().end);
   mapped_tokens = 0;
+  joins.restart();
 }
 
 template <class T>

@@ -8,7 +8,8 @@ namespace longscan {
 template <class T>
 void DeltaPasses<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::int64_t tokens) {
   in_ = in, out_ = out, tokens_ = tokens;
-  tensor_tasks_ = general_tasks_ = 0;
+  tensor_tasks_ = general_tasks_ = tasks_ahead_ = 0;
+  tasks_.restart();
 }
 
 template <class T>
@@ -94,7 +95,7 @@ void DeltaPasses<T>::run_ahead(const std::vector<Task>& tasks, const DeltaRules&
   if constexpr (sizeof(T) == 4) {
     const DeltaPass<T> pass = describe(rules);
     if (!tasks.empty() && ahead_.applies(pass)) {
-      ahead_.launch(space_, pass, tasks);
+      ahead_.launch(space_, pass, tasks, false);  // a wrong state is found at its border
       tasks_ahead_ = static_cast<std::int64_t>(tasks.size());
       return;
     }

@@ -63,7 +63,8 @@ void reserve_zeros(DeviceArray<T>& array, const char* label, std::int64_t size) 
   array = DeviceArray<T>(std::string(label), size);
 }
 
-/// Host values that kernels read: copied to the device, or there already. Waits for kernels now and then only.
+/// Host values that kernels read: copied to the device, or there already. Waits for kernels now and then only, and less
+/// often if it is told when there are none.
 template <class E>
 class Uploaded {
  public:
@@ -83,6 +84,9 @@ class Uploaded {
                       Kokkos::View<const E*, SharedSpace, Unmanaged>(slot.staged.data(), n));
     return slot.device.data();
   }
+
+  /// No kernel reads the values any more.
+  void restart() { used_ = 0; }
 
  private:
   struct Slot {

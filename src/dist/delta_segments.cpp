@@ -24,6 +24,7 @@ template <class T>
 void DeltaSegments<T>::begin() {
   plan_ = SegmentPlan(part_.runs, rules(part_.shape, part_.options, part_.passes), part_.links.sends());
   borders_.clear();
+  chains_.restart();
   joins_ = false;
   if (dirty_) Kokkos::deep_copy(part_.space, states_, T(0));
   dirty_ = true;

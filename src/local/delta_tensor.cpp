@@ -238,7 +238,8 @@ int DeltaTensor::side_by_side(const DeltaPass<float>& pass) {
   return std::max(1, tasks / hopper::ctas_of_task(r.d_key, columns));
 }
 
-void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks) {
+void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks,
+                         bool samples) {
   Memory& m = *memory_;
   const auto n = static_cast<std::int64_t>(tasks.size());
   const int K = pass.rules.d_key;
@@ -282,8 +283,9 @@ void DeltaTensor::launch(const Space& space, const DeltaPass<float>& pass, const
     p.d_value = K, p.v = p.k;  // no v is read
     if (pass.rules.map) check(hopper::run_pass(p, stream));
   }
-  Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 512),
-                       ScaleCheck{pass, m.device_tasks.data(), m.device_counts.data()});
+  if (samples)
+    Kokkos::parallel_for("longscan::delta::scale_check", Kokkos::TeamPolicy<Space>(space, static_cast<int>(n), 512),
+                         ScaleCheck{pass, m.device_tasks.data(), m.device_counts.data()});
   check(cudaMemcpyAsync(m.counts.data(), m.device_counts.data(), total * sizeof(hopper::Counts), cudaMemcpyDeviceToHost,
                         stream));
 }
@@ -313,7 +315,7 @@ DeltaTensor::DeltaTensor() = default;
 DeltaTensor::~DeltaTensor() = default;
 bool DeltaTensor::applies(const DeltaPass<float>&) const { return false; }
 int DeltaTensor::side_by_side(const DeltaPass<float>&) { return 0; }
-void DeltaTensor::launch(const Space&, const DeltaPass<float>&, const std::vector<DeltaTask<float>>&) {}
+void DeltaTensor::launch(const Space&, const DeltaPass<float>&, const std::vector<DeltaTask<float>>&, bool) {}
 std::vector<char> DeltaTensor::rejected(const Space&) { return {}; }
 std::int64_t DeltaTensor::breaches() const { return 0; }
 

@@ -23,8 +23,10 @@ class DeltaTensor {
   /// Tasks that the device runs side by side in a pass that `applies`; 0 where there are no kernels.
   static int side_by_side(const DeltaPass<float>& pass);
 
-  /// Asynchronous. `pass.tasks` and `pass.counts` are not looked at.
-  void launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks);
+  /// Asynchronous. `pass.tasks` and `pass.counts` are not looked at. Whether numbers are too small for fp16 is found by
+  /// a look at some of them with `samples`, else only by those who look at the results.
+  void launch(const Space& space, const DeltaPass<float>& pass, const std::vector<DeltaTask<float>>& tasks,
+              bool samples = true);
   /// Waits for the launch. One a task: whether its results must not be used, because the range of fp16 does not hold
   /// its numbers.
   std::vector<char> rejected(const Space& space);
