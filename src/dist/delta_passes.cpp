@@ -10,6 +10,11 @@ void DeltaPasses<T>::begin(const DeltaInputs& in, const DeltaOutputs& out, std::
   in_ = in, out_ = out, tokens_ = tokens;
   tensor_tasks_ = general_tasks_ = tasks_ahead_ = 0;
   tasks_.restart();
+  tensor_side_by_side_ = 0;
+  if constexpr (sizeof(T) == 4) {
+    const DeltaPass<T> pass = describe(rules(static_cast<bool>(out_.o), false));
+    if (tensor_.applies(pass)) tensor_side_by_side_ = DeltaTensor::side_by_side(pass);
+  }
 }
 
 template <class T>
@@ -39,23 +44,8 @@ DeltaPass<T> DeltaPasses<T>::describe(const DeltaRules& rules) const {
 }
 
 template <class T>
-int DeltaPasses<T>::tensor_side_by_side() const {
-  if constexpr (sizeof(T) == 4) {
-    const DeltaPass<T> pass = describe(rules(static_cast<bool>(out_.o), false));
-    if (tensor_.applies(pass)) return DeltaTensor::side_by_side(pass);
-  }
-  return 0;
-}
-
-template <class T>
-bool DeltaPasses<T>::on_tensor_cores() const {
-  return tensor_side_by_side() > 0;
-}
-
-template <class T>
 int DeltaPasses<T>::side_by_side() const {
-  const int tensor = tensor_side_by_side();
-  return tensor > 0 ? tensor : delta_side_by_side(space_);
+  return on_tensor_cores() ? tensor_side_by_side_ : delta_side_by_side(space_);
 }
 
 template <class T>

@@ -133,7 +133,7 @@ class DeltaPasses {
   void copy(const std::vector<Task>& tasks);
 
   /// Tensor-core kernels take the passes of this window.
-  bool on_tensor_cores() const;
+  bool on_tensor_cores() const { return tensor_side_by_side_ > 0; }
   /// Tasks that the device runs at a time.
   int side_by_side() const;
   /// At most, whatever the window's inputs are.
@@ -144,7 +144,6 @@ class DeltaPasses {
 
  private:
   DeltaPass<T> describe(const DeltaRules& rules) const;
-  int tensor_side_by_side() const;
   PassSummary general_run(
       const std::vector<Task>& tasks, const DeltaRules& rules, const std::function<void()>& then = [] {});
   BadToken locate(const Task& task, std::int64_t chunk_begin);
@@ -156,6 +155,7 @@ class DeltaPasses {
   DeltaInputs in_;
   DeltaOutputs out_;
   std::int64_t tokens_ = 0, tensor_tasks_ = 0, general_tasks_ = 0;
+  int tensor_side_by_side_ = 0;  // 0: tensor cores do not take the window's passes
   DeltaTensor tensor_, ahead_;
   std::int64_t tasks_ahead_ = 0;
   DeviceArray<DeltaCounts> counts_;
