@@ -211,8 +211,8 @@ class DeviceShooting {
   /// Compares the borders of channels that do not mix; growth and the states at the ends of runs come with it.
   BorderVerdict compare_channels() {
     if (grid_.runs == 1)
-      return compare_run(grid_, k_, D_, arrays_, arriving(), m_.jumps.data(), s_.part.starts.data(),
-                         s_.part.ends.data(), arrays_.growth ? by_channel_.data() : nullptr, m_.verdict);
+      return grown_ = compare_run(grid_, k_, D_, arrays_, arriving(), m_.jumps.data(), s_.part.starts.data(),
+                                  s_.part.ends.data(), by_channel_.empty() ? nullptr : by_channel_.data(), m_.verdict);
     fold(), collect();  // done by the time that the verdict is read
     return compare_lanes(grid_, k_, D_, arrays_, arriving(), m_.jumps.data());
   }
@@ -283,8 +283,16 @@ class DeviceShooting {
 
   // --- growth
 
+  /// One run on one rank: its largest values come with the verdict.
+  bool growth_is_summed() const { return grid_.runs == 1 && s_.ranks.size() == 1; }
+
   void plan_growth(const std::vector<SegmentRun>& table) {
     const auto runs = std::min<std::int64_t>(growth_runs, static_cast<std::int64_t>(table.size()));
+    for (std::int64_t r = 0; r < runs; ++r) looked_ += table[r].end - table[r].begin;
+    s_.report.sampled = runs < grid_.runs;
+    if (grid_.slots == 0 || growth_is_summed()) return;
+    by_channel_.resize(D_);
+    if (grid_.runs == 1) return;
     const std::int64_t wanted = std::max<std::int64_t>(1, growth_lanes / D_);
     const std::int64_t each = std::max<std::int64_t>(4, (grid_.slots + wanted - 1) / wanted);
     std::vector<GrowthPiece> pieces;
@@ -293,11 +301,6 @@ class DeviceShooting {
       for (std::int64_t b = table[r].slot; b < end; b += each) pieces.push_back({b, std::min(end, b + each), r});
     }
     pieces_ = static_cast<std::int64_t>(pieces.size());
-    for (std::int64_t r = 0; r < runs; ++r) looked_ += table[r].end - table[r].begin;
-    s_.report.sampled = runs < grid_.runs;
-    if (pieces_ == 0) return;
-    by_channel_.resize(D_);
-    if (runs == 1 && grid_.runs == 1) return;
     if (pieces != m_.pieces_there) {
       reserve(m_.pieces, "longscan::newton::pieces", pieces_);
       copy_to_device(pieces.data(), pieces_, m_.pieces.data());
@@ -333,32 +336,36 @@ class DeviceShooting {
 
   void report_growth() {
     const std::size_t channels = D_;
-    std::vector<GrowthSums> in(channels), out(channels);
-    const auto size = static_cast<std::int64_t>(channels * sizeof(GrowthSums));
-    if (s_.part.before >= 0) s_.ranks.receive(in.data(), size, s_.part.before, tag_growth);
-    std::vector<double> sums(channels, 0.0);
-    double largest[] = {0, 0};
+    double total = grown_.total, largest[] = {grown_.best, grown_.error_most};
     std::int64_t looked = looked_;
-    const auto take = [&](std::size_t c, const GrowthSums& g) {
-      sums[c] += g.total;
-      largest[0] = std::max(largest[0], g.best), largest[1] = std::max(largest[1], g.error_most);
-    };
-    for (std::size_t c = 0; c < channels && pieces_ > 0; ++c) {
-      const PartGrowth& part = by_channel_[c];
-      const GrowthSums first = s_.part.before >= 0 ? combine(in[c], part.first) : part.first;
-      const bool one = grid_.runs == 1;
-      const GrowthSums& last = one ? first : part.last;
-      if (!one) take(c, first), take(c, part.rest);
-      if (s_.part.after >= 0)
-        out[c] = last;
-      else
-        take(c, last);
+    if (!growth_is_summed()) {
+      std::vector<GrowthSums> in(channels), out(channels);
+      const auto size = static_cast<std::int64_t>(channels * sizeof(GrowthSums));
+      if (s_.part.before >= 0) s_.ranks.receive(in.data(), size, s_.part.before, tag_growth);
+      std::vector<double> sums(channels, 0.0);
+      largest[0] = largest[1] = 0;
+      const auto take = [&](std::size_t c, const GrowthSums& g) {
+        sums[c] += g.total;
+        largest[0] = std::max(largest[0], g.best), largest[1] = std::max(largest[1], g.error_most);
+      };
+      for (std::size_t c = 0; c < by_channel_.size(); ++c) {
+        const PartGrowth& part = by_channel_[c];
+        const GrowthSums first = s_.part.before >= 0 ? combine(in[c], part.first) : part.first;
+        const bool one = grid_.runs == 1;
+        const GrowthSums& last = one ? first : part.last;
+        if (!one) take(c, first), take(c, part.rest);
+        if (s_.part.after >= 0)
+          out[c] = last;
+        else
+          take(c, last);
+      }
+      if (s_.part.after >= 0) s_.ranks.send(out.data(), size, s_.part.after, tag_growth)->wait();
+      s_.ranks.all_reduce(sums.data(), static_cast<int>(channels), Transport::Reduction::sum);
+      s_.ranks.all_reduce(&looked, 1, Transport::Reduction::sum);
+      s_.ranks.all_reduce(largest, 2, Transport::Reduction::max);
+      total = *std::max_element(sums.begin(), sums.end());
     }
-    if (s_.part.after >= 0) s_.ranks.send(out.data(), size, s_.part.after, tag_growth)->wait();
-    s_.ranks.all_reduce(sums.data(), static_cast<int>(channels), Transport::Reduction::sum);
-    s_.ranks.all_reduce(&looked, 1, Transport::Reduction::sum);
-    s_.ranks.all_reduce(largest, 2, Transport::Reduction::max);
-    s_.report.lyapunov = looked > 0 ? *std::max_element(sums.begin(), sums.end()) / static_cast<double>(looked) : 0;
+    s_.report.lyapunov = looked > 0 ? total / static_cast<double>(looked) : 0;
     s_.report.log_amplification = largest[0];
     // beyond this the linearisation that the bound stands on no longer holds
     s_.report.error_bound = largest[1] <= 0.1 ? largest[1] : -1;
@@ -374,6 +381,7 @@ class DeviceShooting {
   ShootingArrays<T> arrays_;
   SharedVector<T> arriving_;
   SharedVector<PartGrowth> by_channel_;
+  BorderVerdict grown_;
   SharedVector<GrowthSums> looked_at_;
   std::int64_t passes_ = 0, left_ = 0, prefix_ = 0, bad_ = -1, pieces_ = 0, looked_ = 0;
   bool walked_ = false;

@@ -2,6 +2,7 @@
 #include "local/shooting_steps.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <type_traits>
 
@@ -112,64 +113,92 @@ KOKKOS_INLINE_FUNCTION BorderVerdict nothing_found() {
   return v;
 }
 KOKKOS_INLINE_FUNCTION void take(BorderVerdict& into, const BorderVerdict& v) {
-  into.left += v.left, into.squares += v.squares;
-  into.worst = v.worst > into.worst ? v.worst : into.worst;
+  const auto larger = [](auto x, auto y) { return x < y ? y : x; };
+  into.left += v.left, into.squares += v.squares, into.worst = larger(into.worst, v.worst);
   into.first_token = v.first_token < into.first_token ? v.first_token : into.first_token;
+  into.total = larger(into.total, v.total), into.best = larger(into.best, v.best);
+  into.error_most = larger(into.error_most, v.error_most);
 }
 
-/// `mine` of every thread of a team (a power of two), into the first thread's.
-template <class Member>
-KOKKOS_INLINE_FUNCTION void sum_up_team(const Member& member, BorderVerdict* shared, BorderVerdict& mine) {
+/// What a thread of a team has found in the slots that are its, which are neighbours.
+struct Found {
+  BorderVerdict verdict = nothing_found();
+  LaneGrowth growth;
+};
+KOKKOS_INLINE_FUNCTION void take(Found& into, const Found& next) {
+  take(into.verdict, next.verdict), into.growth = combine(into.growth, next.growth);
+}
+
+/// `mine` of every thread of a team (a power of two), one after another, into the first thread's.
+template <class Member, class F>
+KOKKOS_INLINE_FUNCTION void sum_up_team(const Member& member, F* shared, F& mine) {
   const int rank = member.team_rank(), size = member.team_size();
   shared[rank] = mine;
   for (int step = 1; step < size; step *= 2) {
     member.team_barrier();
-    if (rank % (2 * step) == 0) take(shared[rank], shared[rank + step]);
+    if (rank % (2 * step) == 0) take(mine, shared[rank + step]), shared[rank] = mine;
   }
-  if (rank == 0) mine = shared[0];
 }
 
-/// The team's share is in its first thread's `mine`; the last team to come leaves the sum in `all`.
+/// All that this thread has written, and has seen that others have, is there for the host before what it writes next.
+KOKKOS_INLINE_FUNCTION void fence_for_host() {
+#ifdef __CUDA_ARCH__
+  __threadfence_system();
+#else
+  Kokkos::memory_fence();
+#endif
+}
+
+/// The team's share is in its first thread's `mine`; the last team to come posts the sum.
 template <class Member>
-KOKKOS_INLINE_FUNCTION void leave_share(const Member& member, std::int64_t teams, BorderVerdict* shared,
-                                        BorderVerdict mine, BorderVerdict* shares, int* finished, BorderVerdict* all) {
+KOKKOS_INLINE_FUNCTION void leave_share(const Member& member, BorderVerdict* shared, BorderVerdict mine,
+                                        const VerdictPlaces& places) {
   const int rank = member.team_rank(), size = member.team_size();
   int last = 0;
   if (rank == 0) {
-    shares[member.league_rank()] = mine;
+    places.shares[member.league_rank()] = mine;
     Kokkos::memory_fence();  // the share before the count
-    last = Kokkos::atomic_fetch_add(finished, 1) == static_cast<int>(teams) - 1;
+    last = Kokkos::atomic_fetch_add(places.finished, 1) == static_cast<int>(places.teams) - 1;
   }
   member.team_broadcast(last, 0);
   if (!last) return;
   Kokkos::memory_fence();
   mine = nothing_found();
-  for (std::int64_t i = rank; i < teams; i += size) {
-    const volatile BorderVerdict& from = shares[i];
-    BorderVerdict v;
-    v.left = from.left, v.worst = from.worst, v.first_token = from.first_token, v.squares = from.squares;
-    take(mine, v);
-  }
+  for (std::int64_t i = rank; i < places.teams; i += size) take(mine, places.shares[i]);
   member.team_barrier();  // the shared memory is used again
   sum_up_team(member, shared, mine);
-  if (rank == 0) *all = mine, *finished = 0;
-}
-
-BorderVerdict read_verdict(VerdictWork& work) {
-  Space().fence();  // the host reads it
-  BorderVerdict v = *work.all();
-  if (v.first_token == no_token) v.first_token = -1;
-  return v;
+  if (rank != 0) return;
+  places.posted->verdict = mine, *places.finished = 0;
+  fence_for_host();
+  *static_cast<volatile std::uint64_t*>(&places.posted->number) = places.number;
 }
 
 using Teams = Kokkos::TeamPolicy<Space, Kokkos::IndexType<std::int64_t>>;
 
 }  // namespace
 
-void VerdictWork::prepare(std::int64_t teams) {
+VerdictPlaces VerdictWork::prepare(std::int64_t teams) {
   reserve(shares_, "longscan::shooting::verdicts", teams);
   if (finished_.extent(0) == 0) finished_ = DeviceArray<int>("longscan::shooting::finished", 1);
-  if (all_.empty()) all_.resize(1);
+  if (posted_.empty()) posted_.resize(1);
+  return {teams, shares_.data(), finished_.data(), posted_.data(), ++number_};
+}
+
+BorderVerdict VerdictWork::wait(const VerdictPlaces& places) const {
+#ifdef KOKKOS_ENABLE_CUDA
+  const Space space;
+  const volatile std::uint64_t& number = places.posted->number;
+  constexpr int turns = 4096;  // between looks at the stream, which ends if a kernel has failed
+  for (int turn = 1; number != places.number; ++turn)
+    if (turn % turns == 0 && cudaStreamQuery(space.cuda_stream()) != cudaErrorNotReady) break;
+  if (number != places.number) space.fence("longscan::shooting::verdict");
+  std::atomic_thread_fence(std::memory_order_acquire);
+#else
+  Space().fence();
+#endif
+  BorderVerdict v = places.posted->verdict;
+  if (v.first_token == no_token) v.first_token = -1;
+  return v;
 }
 
 template <class T>
@@ -180,69 +209,74 @@ BorderVerdict compare_run(const SegmentGrid& grid, int state, int channels, cons
   while (team < most && 2 * team <= grid.slots) team *= 2;
   team = is_host_space<Space> ? 1 : std::max(team, 32);
   const std::int64_t D = channels, size = state * D, slots = grid.slots, each = (slots + team - 1) / team;
-  work.prepare(D);
-  BorderVerdict *const shares = work.shares(), *const all = work.all();
-  int* const finished = work.finished();
+  const VerdictPlaces places = work.prepare(D);
   const auto policy =
-      Teams(Space(), D, team).set_scratch_size(0, Kokkos::PerTeam(most * (sizeof(LaneGrowth) + sizeof(BorderVerdict))));
+      Teams(Space(), D, team).set_scratch_size(0, Kokkos::PerTeam(team * sizeof(Found) + alignof(Found)));
   Kokkos::parallel_for(
       "longscan::shooting::compare", policy, KOKKOS_LAMBDA(const typename Teams::member_type& member) {
-        auto* sums_there = static_cast<LaneGrowth*>(member.team_scratch(0).get_shmem(most * sizeof(LaneGrowth)));
-        auto* there = static_cast<BorderVerdict*>(member.team_scratch(0).get_shmem(most * sizeof(BorderVerdict)));
+        auto* there =
+            static_cast<Found*>(member.team_scratch(0).get_shmem_aligned(team * sizeof(Found), alignof(Found)));
         const std::int64_t d = member.league_rank();
-        const int rank = member.team_rank(), threads = member.team_size();
-        BorderVerdict mine = nothing_found();
-        LaneGrowth sums;
-        const auto compare = [&](std::int64_t slot) {
-          const T* from = arriving_at<T>(grid.first, slot, size, lanes.ends, arriving);
-          bool differs = false;
-          for (int i = 0; i < state; ++i) {
-            const std::int64_t at = i * D + d;
-            T& start = lanes.starts[slot * size + at];
-            T jump = 0;
-            if (from && bits_of(from[at]) != bits_of(start)) {
-              differs = true, jump = from[at] - start, start = from[at];
-              const double here = size_of_jump(jump);
-              mine.worst = here > mine.worst ? here : mine.worst;
-            }
-            jumps[slot * size + at] = jump;
-            if (slot == 0) before[at] = start;
-            if (slot + 1 == slots) after[at] = lanes.ends[slot * size + at];
-          }
-          lanes.active[slot * D + d] = differs;
-          mine.squares += lanes.squares[slot * D + d];
-          if (!differs) return;
-          ++mine.left;
-          const std::int64_t token = grid.begin(grid.first, slot);
-          mine.first_token = token < mine.first_token ? token : mine.first_token;
-        };
+        const int rank = member.team_rank();
+        Found mine;
+        BorderVerdict& verdict = mine.verdict;
         const std::int64_t begin = rank * each, end = begin + each < slots ? begin + each : slots;
         for (std::int64_t slot = begin; slot < end; slot += together) {
-          LaneGrowth read[together];
+          // reads first, as nothing that is written may be read before
+          LaneGrowth growths[together];
+          double squares[together] = {};
+          bool differs[together] = {};
           LONGSCAN_UNROLL
-          for (int i = 0; i < together; ++i)
-            if (growth && slot + i < end) read[i] = lanes.growth[(slot + i) * D + d];
+          for (int i = 0; i < together; ++i) {
+            if (slot + i >= end) continue;
+            squares[i] = lanes.squares[(slot + i) * D + d];
+            if (lanes.growth) growths[i] = lanes.growth[(slot + i) * D + d];
+          }
+          for (int value = 0; value < state; ++value) {
+            const std::int64_t at = value * D + d;
+            T starts[together] = {}, arrived[together] = {};
+            LONGSCAN_UNROLL
+            for (int i = 0; i < together; ++i) {
+              if (slot + i >= end) continue;
+              const T* from = arriving_at<T>(grid.first, slot + i, size, lanes.ends, arriving);
+              starts[i] = lanes.starts[(slot + i) * size + at];
+              arrived[i] = from ? from[at] : starts[i];
+            }
+            LONGSCAN_UNROLL
+            for (int i = 0; i < together; ++i) {
+              if (slot + i >= end) continue;
+              T jump = 0;
+              if (bits_of(arrived[i]) != bits_of(starts[i])) {
+                differs[i] = true, jump = arrived[i] - starts[i], lanes.starts[(slot + i) * size + at] = arrived[i];
+                const double here = size_of_jump(jump);
+                verdict.worst = here > verdict.worst ? here : verdict.worst;
+              }
+              jumps[(slot + i) * size + at] = jump;
+              if (slot + i == 0) before[at] = arrived[i];
+              if (slot + i + 1 == slots) after[at] = lanes.ends[(slot + i) * size + at];
+            }
+          }
           LONGSCAN_UNROLL
-          for (int i = 0; i < together; ++i)
-            if (slot + i < end) compare(slot + i);
-          LONGSCAN_UNROLL
-          for (int i = 0; i < together; ++i)
-            if (growth && slot + i < end) sums = combine(sums, read[i]);
-        }
-        sums_there[rank] = sums;
-        for (int step = 1; step < threads && growth; step *= 2) {
-          member.team_barrier();
-          if (rank % (2 * step) == 0) sums_there[rank] = combine(sums_there[rank], sums_there[rank + step]);
-        }
-        if (rank == 0 && growth) {
-          PartGrowth part;
-          part.first = as_sums(sums_there[0]);
-          growth[d] = part;
+          for (int i = 0; i < together; ++i) {
+            if (slot + i >= end) continue;
+            lanes.active[(slot + i) * D + d] = differs[i];
+            verdict.squares += squares[i];
+            if (lanes.growth) mine.growth = combine(mine.growth, growths[i]);
+            if (!differs[i]) continue;
+            ++verdict.left;
+            const std::int64_t token = grid.begin(grid.first, slot + i);
+            verdict.first_token = token < verdict.first_token ? token : verdict.first_token;
+          }
         }
         sum_up_team(member, there, mine);
-        leave_share(member, D, there, mine, shares, finished, all);
+        if (rank == 0 && lanes.growth) {
+          const LaneGrowth& sums = mine.growth;
+          verdict.total = sums.total, verdict.best = sums.best, verdict.error_most = sums.error_most;
+          if (growth) growth[d] = {as_sums(sums), {}, {}};
+        }
+        leave_share(member, &there->verdict, verdict, places);
       });
-  return read_verdict(work);
+  return work.wait(places);
 }
 
 template <class T>
@@ -252,9 +286,7 @@ BorderVerdict measure_jumps(const SegmentGrid& grid, std::int64_t size, std::int
   constexpr int threads = is_host_space<Space> ? 1 : 64;
   const double* squares = lanes.squares;
   if (grid.slots == 0) return {};
-  work.prepare(grid.slots);
-  BorderVerdict *const shares = work.shares(), *const all = work.all();
-  int* const finished = work.finished();
+  const VerdictPlaces places = work.prepare(grid.slots);
   const auto policy =
       Teams(Space(), grid.slots, threads).set_scratch_size(0, Kokkos::PerTeam(threads * sizeof(BorderVerdict)));
   Kokkos::parallel_for(
@@ -278,9 +310,9 @@ BorderVerdict measure_jumps(const SegmentGrid& grid, std::int64_t size, std::int
         for (std::int64_t d = rank; d < channels && squares; d += threads) mine.squares += squares[slot * channels + d];
         sum_up_team(member, there, mine);
         if (rank == 0) jumps[slot] = mine.worst;
-        leave_share(member, grid.slots, there, mine, shares, finished, all);
+        leave_share(member, there, mine, places);
       });
-  return read_verdict(work);
+  return work.wait(places);
 }
 
 template <class T>

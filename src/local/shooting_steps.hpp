@@ -2,6 +2,8 @@
 #pragma once
 // What happens between two shooting passes, on the device: starts of segments are compared with what arrives there.
 // `state` values of `channels` channels a slot, one after the other. Launches; those that return something wait.
+#include <limits>
+
 #include "core/device_memory.hpp"
 #include "local/cell_kernel.hpp"
 
@@ -13,6 +15,9 @@ struct BorderVerdict {
   double worst = 0;               ///< largest jump; infinite if one is not finite
   std::int64_t first_token = -1;  ///< of the first segment whose start differs; -1: none
   double squares = 0;             ///< sum of ShootingArrays::squares
+  /// Over the channels of a part that is one run, from its LaneGrowth: the largest sum of the growth, of that along
+  /// consecutive tokens, and bound on the error.
+  float total = -std::numeric_limits<float>::infinity(), best = 0, error_most = 0;
 };
 
 /// A stretch of slots within one run.
@@ -38,18 +43,32 @@ void place_starts(const SegmentGrid& grid, std::int64_t size, const T* states, T
 template <class T>
 void collect_states(const SegmentGrid& grid, std::int64_t size, const T* starts, const T* ends, T* before, T* after);
 
+/// A verdict on its way to the host, which knows by the number that it is there.
+struct PostedVerdict {
+  BorderVerdict verdict;
+  std::uint64_t number = 0;
+};
+
 /// What a verdict over a part is made in: a team leaves its share, and the last one sums all up, in a fixed order.
+struct VerdictPlaces {
+  std::int64_t teams = 0;
+  BorderVerdict* shares = nullptr;
+  int* finished = nullptr;  ///< teams; zero between launches
+  PostedVerdict* posted = nullptr;
+  std::uint64_t number = 0;
+};
 class VerdictWork {
  public:
-  void prepare(std::int64_t teams);
-  BorderVerdict* shares() const { return shares_.data(); }
-  int* finished() const { return finished_.data(); }
-  BorderVerdict* all() { return all_.data(); }
+  VerdictPlaces prepare(std::int64_t teams);
+  /// Waits for what has been launched with these places. A device's kernel posts the verdict as the last thing that it
+  /// does, so that the host need not wait until the stream has learnt of its end.
+  BorderVerdict wait(const VerdictPlaces& places) const;
 
  private:
   DeviceArray<BorderVerdict> shares_;
-  DeviceArray<int> finished_;  ///< teams; zero between launches
-  SharedVector<BorderVerdict> all_;
+  DeviceArray<int> finished_;
+  SharedVector<PostedVerdict> posted_;
+  std::uint64_t number_ = 0;
 };
 
 /// Channels that do not mix: every start that has other bits than what arrives is replaced, its lane becomes active,
@@ -58,7 +77,8 @@ template <class T>
 BorderVerdict compare_lanes(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes,
                             Arriving<T> arriving, T* jumps);
 /// The same for a part that is one run, with what else is wanted of a pass in the same launch: states as collect_states
-/// leaves them, and the growth over all slots, by channel, in memory that kernels reach, unless `lanes` has none.
+/// leaves them, and, unless `lanes` has none, the growth over all slots: its largest values over the channels, and
+/// itself by channel, in memory that kernels reach, unless `growth` is null.
 template <class T>
 BorderVerdict compare_run(const SegmentGrid& grid, int state, int channels, const ShootingArrays<T>& lanes,
                           Arriving<T> arriving, T* jumps, T* before, T* after, PartGrowth* growth, VerdictWork& work);
