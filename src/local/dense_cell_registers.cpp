@@ -13,6 +13,8 @@ __device__ __forceinline__ void wait_for_segment(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(threads) : "memory");
 }
 
+__device__ __forceinline__ void call_into_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 /// The recurrence of a delta, in place of a cell.
 template <int k, int g>
 struct Tangent {
@@ -41,17 +43,21 @@ KOKKOS_INLINE_FUNCTION constexpr int inputs_of() {
 }
 
 /// One segment a group of threads: W_hh stays in registers, the state goes round through shared memory, inputs are read
-/// a token ahead out of the L2 cache, where they have been called some tokens before.
-template <class Gates, class T, class L>
+/// a token ahead out of the L2 cache, where they have been called some tokens before. Whatever a token does beside its
+/// products costs registers that reads of the state could go ahead in: loops count in 32 bits, sums are closed outside,
+/// and a width that is the layout's own (`exact`) makes offsets constants.
+template <class Gates, class T, class L, bool exact>
 __global__ __launch_bounds__(L::threads* L::segments_of_block,
                              L::blocks_of_processor) void run_segments(CellTrajectory<T> path, DenseWork<T> work,
                                                                        const T* __restrict__ weights,
-                                                                       const T* __restrict__ bias, int D, T* starts,
-                                                                       T* ends, double* squares, bool keep) {
+                                                                       const T* __restrict__ bias, int channels,
+                                                                       T* starts, T* ends, double* squares, bool keep) {
   constexpr int k = Gates::state, g = Gates::gates, in = inputs_of<Gates>(), parts = L::parts_of_unit,
-                columns = L::columns;
-  constexpr int padded = columns + Vector<T>::size, ahead = 12;
+                columns = L::columns, lanes = Vector<T>::size;
+  constexpr int padded = columns + lanes, ahead = 12, together = 16, sector = 32 / sizeof(T);
+  static_assert(in * (L::units / sector) <= L::threads, "each sector of a token's inputs is called by a thread");
   __shared__ __align__(16) T shared[2][L::segments_of_block][parts * padded];
+  const int D = exact ? L::units : channels;
   const int group = threadIdx.x / L::threads, thread = threadIdx.x % L::threads;
   const int unit = thread / parts, part = thread % parts;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * L::segments_of_block + group, size = k * D;
@@ -77,12 +83,21 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
     }
   }
 
+  std::int64_t left = warm_up + (end - begin);  // tokens
+  int warming = static_cast<int>(warm_up);
+  const T* x = path.x + (begin - warm_up) * path.x_stride;
+  const int sectors = (D + sector - 1) / sector;
+  const bool calls = thread < in * sectors;
+  const T* called = x + thread / sectors * D + thread % sectors * sector;
+  for (int i = 0; i < ahead; ++i, called += path.x_stride)
+    if (calls && i < left) call_into_l2(called);
+
   T w[g][columns];
 #pragma unroll
   for (int q = 0; q < g; ++q)
 #pragma unroll
     for (int c = 0; c < columns; ++c) w[q][c] = weights[(q * columns + c) * L::threads + thread];
-  const bool real = unit < D, writes = real && part == 0;
+  const bool real = exact || unit < D, writes = real && part == 0;
   T b[g], h[k], xs[in];
 #pragma unroll
   for (int q = 0; q < g; ++q) b[q] = real ? bias[q * D + unit] : T(0);
@@ -96,67 +111,71 @@ __global__ __launch_bounds__(L::threads* L::segments_of_block,
   };
   if (warm_up == 0) note_start();
 
-  const int place = unit / columns * padded + unit % columns;
-  std::int64_t t = begin - warm_up;
-  const T* x = path.x + t * path.x_stride + unit;
-  T* out = path.h + t * path.h_stride + unit;
+  x += unit;
+  T* out = path.h + begin * path.h_stride + unit;
 #pragma unroll
-  for (int q = 0; q < in; ++q) xs[q] = real && t < end ? load_once(x + q * D) : T(0);
-  if (part == 0) shared[0][group][place] = h[0];
+  for (int q = 0; q < in; ++q) xs[q] = real && left > 0 ? load_once(x + q * D) : T(0);
+  const T* state = &shared[0][group][part * padded];
+  T* put = &shared[0][group][unit / columns * padded + unit % columns];
+  int other = L::segments_of_block * parts * padded;  // from one state to the next, and back
+  if (part == 0) *put = h[0];
   wait_for_segment<L::threads>(group);
-  int now = 0;
-  T here = 0;
   double sum = 0;
-  for (; t < end; ++t) {
-    x += path.x_stride;
-    T next[in];
+  while (left > 0) {
+    const bool warm = warming > 0;
+    const auto most = static_cast<int>(left < 2 * together ? left : 2 * together);
+    const int wanted = warm ? warming : most, tokens = wanted < together ? wanted : together;
+    const int more = most > tokens ? tokens : tokens - 1, far = most - ahead < tokens ? most - ahead : tokens;
+    T here = 0;
+    for (int i = 0; i < tokens; ++i) {
+      if (calls && i < far) call_into_l2(called);
+      called += path.x_stride;
+      T p[g], sums[g][2];
 #pragma unroll
-    for (int q = 0; q < in; ++q) next[q] = real && t + 1 < end ? load_once(x + q * D) : T(0);
-    if (real && part == 0 && t + ahead < end) {
+      for (int q = 0; q < g; ++q) sums[q][0] = parts == 1 ? b[q] : T(0), sums[q][1] = 0;
+      const auto* values = reinterpret_cast<const Vector<T>*>(state);
+#pragma unroll
+      for (int c = 0; c < columns / lanes; ++c) {
+        const Vector<T> v = values[c];
+#pragma unroll
+        for (int j = 0; j < lanes; ++j)
+#pragma unroll
+          for (int q = 0; q < g; ++q) sums[q][j % 2] = fused(w[q][c * lanes + j], v.v[j], sums[q][j % 2]);
+      }
+#pragma unroll
+      for (int q = 0; q < g; ++q) {
+        p[q] = sums[q][0] + sums[q][1];
+#pragma unroll
+        for (int with = 1; with < parts; with *= 2) p[q] += __shfl_xor_sync(0xffffffffu, p[q], with);
+        if (parts > 1) p[q] += b[q];
+      }
+      Gates::step(xs, p, h);
+      x += path.x_stride;  // the next token's, which has the products' time to arrive
 #pragma unroll
       for (int q = 0; q < in; ++q)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(x + (ahead - 1) * path.x_stride + q * D));
-    }
-    if (t == begin && warm_up > 0) note_start();
-    T p[g], sums[g][2] = {};
-    const auto* state = reinterpret_cast<const Vector<T>*>(&shared[now][group][part * padded]);
+        if (real && i < more) xs[q] = load_once(x + q * D);
+      put += other, state += other, other = -other;
+      if (part == 0) *put = real ? h[0] : T(0);
+      if (!warm) {
+        if (writes && keep) {
 #pragma unroll
-    for (int c = 0; c < columns / Vector<T>::size; ++c) {
-      const Vector<T> v = state[c];
-#pragma unroll
-      for (int i = 0; i < Vector<T>::size; ++i)
-#pragma unroll
-        for (int q = 0; q < g; ++q) sums[q][i % 2] = fused(w[q][c * Vector<T>::size + i], v.v[i], sums[q][i % 2]);
-    }
-#pragma unroll
-    for (int q = 0; q < g; ++q) {
-      p[q] = sums[q][0] + sums[q][1];
-#pragma unroll
-      for (int other = 1; other < parts; other *= 2) p[q] += __shfl_xor_sync(0xffffffffu, p[q], other);
-      p[q] += b[q];
-    }
-    Gates::step(xs, p, h);
-    now ^= 1;
-    if (part == 0) shared[now][group][place] = real ? h[0] : T(0);
-    if (t >= begin) {
-      if (writes && keep) {
-#pragma unroll
-        for (int i = 0; i < k; ++i) store_once(out + i * D, h[i]);
+          for (int m = 0; m < k; ++m) store_once(out + m * D, h[m]);
+        }
+        out += path.h_stride;
       }
       here = fused(h[0], h[0], here);
 #pragma unroll
-      for (int i = 1; i < k; ++i) here = fused(h[i], T(0), here);  // not a number, if it is not
-      if ((t & 15) == 15) sum += static_cast<double>(here), here = 0;
+      for (int m = 1; m < k; ++m) here = fused(h[m], T(0), here);  // not a number, if it is not
+      wait_for_segment<L::threads>(group);
     }
-    out += path.h_stride;
-#pragma unroll
-    for (int q = 0; q < in; ++q) xs[q] = next[q];
-    wait_for_segment<L::threads>(group);
+    left -= tokens;
+    if (!warm) sum += static_cast<double>(here);
+    if (warm && (warming -= tokens) == 0) note_start();
   }
   if (!writes) return;
 #pragma unroll
   for (int i = 0; i < k; ++i) ends[slot * size + i * D + unit] = h[i];
-  if (squares) squares[slot * D + unit] = sum + static_cast<double>(here);
+  if (squares) squares[slot * D + unit] = sum;
 }
 
 }  // namespace
@@ -168,8 +187,9 @@ void DenseCellCuda<Gates, T>::run(const CellTrajectory<T>& path, const DenseWork
   const auto launch = [&](auto layout, const DeviceArray<T>& weights) {
     using L = decltype(layout);
     const auto blocks = static_cast<unsigned>((work.count + L::segments_of_block - 1) / L::segments_of_block);
-    run_segments<Gates, T, L><<<blocks, L::threads * L::segments_of_block, 0, stream()>>>(
-        path, work, weights.data(), bias_.data(), D_, starts, ends, squares, keep);
+    const auto kernel = D_ == L::units ? run_segments<Gates, T, L, true> : run_segments<Gates, T, L, false>;
+    kernel<<<blocks, L::threads * L::segments_of_block, 0, stream()>>>(path, work, weights.data(), bias_.data(), D_,
+                                                                       starts, ends, squares, keep);
   };
   with_layouts<T, Gates::gates>(D_, [&](auto layouts) {
     if (alone)
@@ -190,7 +210,7 @@ void DenseCellCuda<Gates, T>::run_tangents(const T* tangents, std::int64_t from,
   const CellTrajectory<T> path{tangents - from * stride, stride, deltas - (deltas ? from * size : 0), size};
   const DenseWork<T> work{.grid = grid, .count = last - first, .first = first};
   const auto blocks = static_cast<unsigned>((work.count + L::segments_of_block - 1) / L::segments_of_block);
-  run_segments<Tangent<k, g>, T, L><<<blocks, L::threads * L::segments_of_block, 0, stream()>>>(
+  run_segments<Tangent<k, g>, T, L, false><<<blocks, L::threads * L::segments_of_block, 0, stream()>>>(
       path, work, alone_.data(), no_bias_.data(), D_, starts, ends, nullptr, deltas != nullptr);
   check_cuda(cudaGetLastError(), "deltas along segments");
 }
