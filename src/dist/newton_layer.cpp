@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/elementary.hpp"
 #include "core/half.hpp"
 
 namespace longscan {
@@ -86,17 +87,32 @@ namespace {
 template <class S, class T>
 void size_by_values(const CellTrajectory<T>& path, std::int64_t begin, std::int64_t end, std::int64_t n,
                     std::int64_t channels, double& sum, std::int64_t& first) {
+  constexpr int together = 16;  // tokens of a value; neighbours read neighbours
   const S* states = reinterpret_cast<const S*>(path.h);
+  const std::int64_t pieces = (end - begin + together - 1) / together;
   Kokkos::parallel_reduce(
       "longscan::newton::size",
-      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(begin * n, end * n),
-      KOKKOS_LAMBDA(const std::int64_t i, double& squares_here, std::int64_t& first_here) {
-        const std::int64_t t = i / n, j = i % n;
-        const auto h = as_arithmetic(states[t * path.h_stride + j]);
-        if (is_non_finite(h))
-          first_here = t < first_here ? t : first_here;
-        else if (j < channels)
-          squares_here += static_cast<double>(h) * static_cast<double>(h);
+      Kokkos::RangePolicy<Kokkos::DefaultExecutionSpace, Kokkos::IndexType<std::int64_t>>(0, pieces * n),
+      KOKKOS_LAMBDA(const std::int64_t index, double& squares_here, std::int64_t& first_here) {
+        const std::int64_t piece = index / n, j = index - piece * n, t = begin + piece * together;
+        const S* from = states + t * path.h_stride + j;
+        T here = 0;  // not finite if one is not
+        LONGSCAN_UNROLL
+        for (int i = 0; i < together; ++i) {
+          const T h = t + i < end ? as_arithmetic(from[i * path.h_stride]) : T(0);
+          here = fused(h, h, here);
+        }
+        if (!is_non_finite(here)) {
+          if (j < channels) squares_here += static_cast<double>(here);
+          return;
+        }
+        for (int i = 0; i < together && t + i < end; ++i) {
+          const auto h = as_arithmetic(from[i * path.h_stride]);
+          if (is_non_finite(h))
+            first_here = t + i < first_here ? t + i : first_here;
+          else if (j < channels)
+            squares_here += static_cast<double>(h) * static_cast<double>(h);
+        }
       },
       Kokkos::Sum<double>(sum), Kokkos::Min<std::int64_t>(first));
 }
