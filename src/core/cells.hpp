@@ -31,7 +31,7 @@ struct ParaGru {
   template <class T>
   KOKKOS_INLINE_FUNCTION static void rounding(const T* x, const T* a, const T* h, const T* after, T* rho) {
     const T z = sigmoid(fused(a[0], h[0], x[0]));
-    rho[0] = fused(T(10), z, after[0] < T(0) ? -after[0] : after[0]);
+    rho[0] = fused(T(10), z, magnitude(after[0]));
   }
 };
 
@@ -61,7 +61,7 @@ struct ParaLstm {
   }
   template <class T>
   KOKKOS_INLINE_FUNCTION static void rounding(const T*, const T*, const T*, const T* after, T* rho) {
-    for (int i = 0; i < 2; ++i) rho[i] = (after[i] < T(0) ? -after[i] : after[i]) + T(10);
+    for (int i = 0; i < 2; ++i) rho[i] = magnitude(after[i]) + T(10);
   }
 };
 

@@ -35,6 +35,30 @@ LONGSCAN_INLINE_FUNCTION float fused(float a, float b, float c) {
 #endif
 }
 
+/// |x|, which costs a device nothing where it is an operand.
+LONGSCAN_INLINE_FUNCTION float magnitude(float x) {
+#ifdef __CUDA_ARCH__
+  return fabsf(x);
+#else
+  return __builtin_fabsf(x);
+#endif
+}
+LONGSCAN_INLINE_FUNCTION double magnitude(double x) {
+#ifdef __CUDA_ARCH__
+  return fabs(x);
+#else
+  return __builtin_fabs(x);
+#endif
+}
+/// The larger one; `a`, if `b` is not a number. One instruction on a device in float.
+template <class T>
+LONGSCAN_INLINE_FUNCTION T larger_of(T a, T b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 4) return fmaxf(a, b);
+#endif
+  return b > a ? b : a;
+}
+
 /// e^x for x <= 0 (also -infinity). Results below the smallest normal number are 0. Relative error below 2 units in
 /// the last place. exp_nonpositive(0) is exactly 1.
 LONGSCAN_INLINE_FUNCTION float exp_nonpositive(float x) {

@@ -22,8 +22,8 @@ KOKKOS_INLINE_FUNCTION void rounding_of(const T* x, const T* w, const T* before,
     Cell::rounding(x, w, before, after, rho);
   } else {
     for (int i = 0; i < Cell::state; ++i) {
-      const T now = after[i] < T(0) ? -after[i] : after[i], old = before[i] < T(0) ? -before[i] : before[i];
-      rho[i] = now + T(10) * (now > old ? now : old);
+      const T now = magnitude(after[i]);
+      rho[i] = now + T(10) * larger_of(now, magnitude(before[i]));
     }
   }
 }
@@ -34,7 +34,8 @@ template <class Cell, class T>
 struct LaneSums {
   static constexpr int k = Cell::state;
   static constexpr bool follows_growth = k <= 2;
-  T M[k * k], E[k] = {}, E_most = 0, squares_here = 0;
+  T M[k * k], squares_here = 0;
+  T E[k] = {}, E_most = 0;                        // in units of the last place of 1
   T total = 0, prefix = 0, suffix = 0, best = 0;  // log2 of the product's largest entry
   double squares = 0;
 
@@ -42,7 +43,6 @@ struct LaneSums {
     LONGSCAN_UNROLL
     for (int i = 0; i < k * k; ++i) M[i] = T(i % (k + 1) == 0);
   }
-  KOKKOS_INLINE_FUNCTION static T size(T x) { return x < T(0) ? -x : x; }
 
   KOKKOS_INLINE_FUNCTION void token(const T* x, const T* w, const T* before, const T* after) {
     squares_here = fused(after[0], after[0], squares_here);
@@ -52,13 +52,12 @@ struct LaneSums {
       T A[k * k], rho[k], next_M[k * k], next_E[k];
       Cell::jacobian(x, w, before, A);
       rounding_of<Cell>(x, w, before, after, rho);
-      constexpr T unit = sizeof(T) == 8 ? T(1.1102230246251565e-16) : T(5.9604644775390625e-8);
       LONGSCAN_UNROLL
       for (int i = 0; i < k; ++i) {
-        next_E[i] = unit * rho[i];
+        next_E[i] = rho[i];
         LONGSCAN_UNROLL
         for (int j = 0; j < k; ++j) {
-          next_E[i] = fused(size(A[i * k + j]), E[j], next_E[i]);
+          next_E[i] = fused(magnitude(A[i * k + j]), E[j], next_E[i]);
           next_M[i * k + j] = 0;
           LONGSCAN_UNROLL
           for (int m = 0; m < k; ++m)
@@ -66,7 +65,7 @@ struct LaneSums {
         }
       }
       LONGSCAN_UNROLL
-      for (int i = 0; i < k; ++i) E[i] = next_E[i], E_most = E[i] > E_most ? E[i] : E_most;
+      for (int i = 0; i < k; ++i) E[i] = next_E[i], E_most = larger_of(E_most, E[i]);
       LONGSCAN_UNROLL
       for (int i = 0; i < k * k; ++i) M[i] = next_M[i];
     }
@@ -77,7 +76,7 @@ struct LaneSums {
     if constexpr (follows_growth) {
       T largest = 0;
       LONGSCAN_UNROLL
-      for (int i = 0; i < k * k; ++i) largest = size(M[i]) > largest ? size(M[i]) : largest;
+      for (int i = 0; i < k * k; ++i) largest = larger_of(largest, magnitude(M[i]));
       const T growth = log_of(largest);
       const bool usable = largest > T(0) && largest < T(1e30);
       const T scale = usable ? T(1) / largest : T(0);
@@ -93,14 +92,15 @@ struct LaneSums {
   KOKKOS_INLINE_FUNCTION static T log_of(T x) { return x > T(0) ? (x < T(1e30) ? T(log2(x)) : T(100)) : T(-1000); }
   KOKKOS_INLINE_FUNCTION LaneGrowth growth() const {
     constexpr float ln2 = 0.693147181f;
+    constexpr T unit = sizeof(T) == 8 ? T(1.1102230246251565e-16) : T(5.9604644775390625e-8);
     const auto power = [](T x) { return static_cast<float>(exp2(x < T(119) ? x : T(119))); };
     LaneGrowth g;
     g.total = ln2 * float(total), g.prefix = ln2 * float(prefix), g.suffix = ln2 * float(suffix);
     g.best = ln2 * float(best);
     constexpr float row = k > 1 ? 2 : 1;  // a row of two has at most twice the largest entry
-    g.factor = row * power(total), g.factor_most = row * power(prefix), g.error_most = float(E_most);
+    g.factor = row * power(total), g.factor_most = row * power(prefix), g.error_most = float(unit * E_most);
     LONGSCAN_UNROLL
-    for (int i = 0; i < k; ++i) g.error = float(E[i]) > g.error ? float(E[i]) : g.error;
+    for (int i = 0; i < k; ++i) g.error = larger_of(g.error, float(unit * E[i]));
     return g;
   }
   /// The product of the Jacobians, [state][state][D]; what is beyond the range of T is infinite or zero.
