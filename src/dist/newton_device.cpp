@@ -90,10 +90,12 @@ class DeviceShooting {
     double best = std::numeric_limits<double>::infinity();
     int stalled = 0;
     for (;;) {
-      if (passes_ == 0 && s_.kernel.mixes()) s_.kernel.begin_look();
+      const bool looks = passes_ == 0 && s_.kernel.mixes();
+      if (looks) s_.kernel.begin_look();
+      if (looks && s_.kernel.looks_first()) look();
       s_.kernel.shoot(s_.part.path, grid_, arrays_, passes_ == 0);
       ++s_.report.iterations, ++passes_;
-      look();
+      if (looks && !s_.kernel.looks_first()) look();
       arrive();
       compare();
       s_.report.residual_history.push_back(worst_ / std::max(rms_, 1e-300));
@@ -316,7 +318,7 @@ class DeviceShooting {
 
   /// Where channels mix: a tangent vector along the first tokens.
   void look() {
-    if (!s_.kernel.mixes() || passes_ > 1 || grid_.runs == 0) return;
+    if (grid_.runs == 0) return;
     const std::int64_t tokens =
         std::min(grid_.first.end - grid_.first.begin, std::clamp<std::int64_t>(look_products / (size_ * size_), 1, 8));
     looked_at_.assign(1, GrowthSums{});

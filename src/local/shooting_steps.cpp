@@ -136,7 +136,7 @@ KOKKOS_INLINE_FUNCTION void sum_up_team(const Member& member, F* shared, F& mine
   shared[rank] = mine;
   for (int step = 1; step < size; step *= 2) {
     member.team_barrier();
-    if (rank % (2 * step) == 0) take(mine, shared[rank + step]), shared[rank] = mine;
+    if ((rank & (2 * step - 1)) == 0) take(mine, shared[rank + step]), shared[rank] = mine;
   }
 }
 
@@ -283,7 +283,7 @@ template <class T>
 BorderVerdict measure_jumps(const SegmentGrid& grid, std::int64_t size, std::int64_t channels,
                             const ShootingArrays<T>& lanes, Arriving<T> arriving, double* jumps, T* before, T* after,
                             VerdictWork& work) {
-  constexpr int threads = is_host_space<Space> ? 1 : 64;
+  const int threads = is_host_space<Space> ? 1 : size < 512 ? 64 : 256;
   const double* squares = lanes.squares;
   if (grid.slots == 0) return {};
   const VerdictPlaces places = work.prepare(grid.slots);
