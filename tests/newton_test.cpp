@@ -452,6 +452,25 @@ TEST_F(AsOnADevice, AutoRemembersPasses) {
   EXPECT_EQ(solve(1500, easy.data()).method_used, NewtonMethod::shooting);
 }
 
+/// Longer warm-ups that save passes are kept: now and then a solve tries without, and finds that it takes more.
+TEST_F(AsOnADevice, AutoKeepsWarmUpsThatSavePasses) {
+  constexpr std::int64_t D = 64, tokens = 20000;
+  const auto alone = make_single_transport();
+  const auto kernel = make_cell_kernel<double>(test::make_weights({"paragru", D, 2, 3}));
+  const auto x = on_device("x", normals(tokens * kernel->inputs() * D, 6, 6)),
+             h = on_device("h", normals(tokens * D, 1, 1));
+  std::vector<std::int64_t> passes;
+  for (int i = 0; i < 80; ++i)
+    passes.push_back(solve_cell_kernel<double>(*alone, *kernel, {{0, tokens}}, {x.data(), h.data()}, {}).iterations);
+  const std::int64_t usual = passes[8],
+                     more = std::count_if(passes.begin() + 8, passes.end(), [&](auto n) { return n > usual; });
+  EXPECT_LE(more, 3) << "in 80 solves";
+  if (is_host_space<Kokkos::DefaultExecutionSpace>) {  // a device has other segments
+    EXPECT_LT(usual, passes[0]);
+    EXPECT_GE(more, 1);
+  }
+}
+
 void expect_same_verdict(const std::string& type, const Sequences& sequences) {
   Case test{{type, 8, 2, 0.7}, sequences, NewtonMethod::shooting, 0, 100};
   const NewtonReport device = solve<double>(world(), test).report;

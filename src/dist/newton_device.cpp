@@ -34,10 +34,12 @@ struct ShootingMemory {
   DeviceArray<SegmentRun> runs;
   DeviceArray<GrowthPiece> pieces;
   VerdictWork verdict;
-  std::vector<GrowthPiece> pieces_there;  ///< what `pieces` holds
-  std::int64_t warm_up_factor = 1;        ///< grows when too many lanes have not forgotten their start
-  std::int64_t passes = 1;                ///< of the last solve that had several segments
-  std::int64_t solves = 0;                ///< while one of these two was more than 1
+  std::vector<GrowthPiece> pieces_there;            ///< what `pieces` holds
+  std::int64_t warm_up_factor = 1;                  ///< grows when too many lanes have not forgotten their start
+  std::int64_t passes = 1;                          ///< of the last solve that had several segments
+  std::int64_t solves = 0;                          ///< while one of these two was more than 1
+  std::int64_t patience = 16;                       ///< solves until less of them is tried again
+  std::int64_t usual_factor = 0, usual_passes = 0;  ///< before less was tried in this solve; 0: it is not
 };
 
 template <class T>
@@ -88,7 +90,7 @@ class DeviceShooting {
     warm_up_for_next_rank();
     std::int64_t left_before = std::numeric_limits<std::int64_t>::max();
     double best = std::numeric_limits<double>::infinity();
-    int stalled = 0;
+    std::int64_t stalled = 0;
     for (;;) {
       const bool looks = passes_ == 0 && s_.kernel.mixes();
       if (looks) s_.kernel.begin_look();
@@ -102,15 +104,10 @@ class DeviceShooting {
       if (passes_ == 1) adapt_warm_up();
       if (left_ == 0) return true;
       if (!std::isfinite(worst_)) return false;
-      // Few lanes left that refuse to settle belong to the token loop; a few passes more while their number halves, or,
-      // where channels mix, as long as that or the worst jump does within three passes.
       const bool halving = 2 * left_ <= left_before;
       stalled = worst_ > 0.5 * best && !halving ? stalled + 1 : 0;
       best = std::min(best, worst_);
-      std::int64_t most = s_.options.max_iterations;
-      if (s_.options.method == NewtonMethod::automatic)
-        most = !s_.kernel.mixes() ? (halving ? 8 : 4) : stalled < 3 ? std::max<std::int64_t>(4, grid_.slots / 4) : 0;
-      if (passes_ >= most) return false;
+      if (passes_ >= most_passes(halving, stalled)) return false;
       if (passes_ >= 2 && !halving && arrays_.products) newton_step();
       left_before = left_;
     }
@@ -136,6 +133,7 @@ class DeviceShooting {
   /// End states of the runs, the starts as they turned out, and the verdict.
   void finish() {
     if (grid_.slots > grid_.runs) m_.passes = passes_;
+    if (m_.usual_passes > 0) give_up_hope();
     if (walked_) std::tie(rms_, bad_) = size_of_states(s_);
     s_.report.first_bad_token = bad_;
     s_.report.converged_prefix = prefix_;
@@ -236,6 +234,26 @@ class DeviceShooting {
     std::int64_t lanes = grid_.slots * D_;
     s_.ranks.all_reduce(&lanes, 1, Transport::Reduction::sum);
     if (!s_.kernel.mixes() && 20 * left_ > lanes && m_.warm_up_factor < 64) m_.warm_up_factor *= warm_up_step;
+  }
+
+  /// Few lanes left that refuse to settle belong to the token loop; a few passes more while their number halves, or,
+  /// where channels mix, as long as that or the worst jump does within three passes, or within a time that is small
+  /// beside the token loop's.
+  std::int64_t most_passes(bool halving, std::int64_t stalled) const {
+    if (s_.options.method != NewtonMethod::automatic) return s_.options.max_iterations;
+    if (!s_.kernel.mixes()) return halving ? 8 : 4;
+    const bool goes_on = stalled < std::max<std::int64_t>(3, grid_.slots / 64);
+    return goes_on ? std::max<std::int64_t>(4, grid_.slots / 4) : 0;
+  }
+
+  /// After a solve that tried less warm-up and fewer passes than usual: if that took longer, back to what is usual, for
+  /// twice as many solves as before.
+  void give_up_hope() {
+    if (passes_ > m_.usual_passes) {
+      m_.warm_up_factor = m_.usual_factor, m_.passes = m_.usual_passes;
+      m_.patience = std::min<std::int64_t>(1024, 2 * m_.patience);
+    }
+    m_.usual_passes = 0;
   }
 
   /// An affine scan over the parts of the ranks, then along the borders of each.
@@ -427,9 +445,9 @@ std::int64_t passes_to_expect(const CellKernel<T>& kernel) {
 
 template <class T>
 void hope_again(const CellKernel<T>& kernel) {
-  constexpr std::int64_t patience = 16;
   ShootingMemory<T>& m = memory_of(kernel);
-  if ((m.passes == 1 && m.warm_up_factor == 1) || ++m.solves % patience != 0) return;
+  if ((m.passes == 1 && m.warm_up_factor == 1) || ++m.solves % m.patience != 0) return;
+  m.usual_factor = m.warm_up_factor, m.usual_passes = m.passes;
   m.passes = 1, m.warm_up_factor = std::max<std::int64_t>(1, m.warm_up_factor / warm_up_step);
 }
 
