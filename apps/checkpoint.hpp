@@ -13,7 +13,7 @@ namespace longscan {
 
 /// What it takes to go on. The file is
 ///
-///     the line "longscan checkpoint 1"
+///     the line "longscan checkpoint 2"
 ///     bytes of the text that follows, as a decimal number and a line feed
 ///     the text: JSON of everything but `state`
 ///     `state`
