@@ -17,13 +17,17 @@ using DeviceBytes = Kokkos::View<std::byte*, Kokkos::DefaultExecutionSpace::memo
 inline constexpr bool kernels_reach_host = std::is_same_v<HostBytes, DeviceBytes>;
 
 /// At least `bytes` bytes, and at least one; the old ones are lost where it has to grow.
+/// They start at a page, as writes past the system's cache want them.
 template <class Bytes>
 void reserve_bytes(Bytes& array, std::int64_t bytes) {
+  constexpr std::int64_t page = 4096;
   bytes = std::max<std::int64_t>(1, bytes);
   if (static_cast<std::int64_t>(array.extent(0)) >= bytes) return;
   array = Bytes();  // give the old memory back first
-  array = Bytes(Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::part"), bytes);
-  if constexpr (std::is_same_v<typename Bytes::memory_space, Kokkos::HostSpace>) want_large_pages(array.data(), bytes);
+  const Bytes all(Kokkos::view_alloc(Kokkos::WithoutInitializing, "longscan::part"), bytes + page);
+  if constexpr (std::is_same_v<typename Bytes::memory_space, Kokkos::HostSpace>) want_large_pages(all.data(), bytes);
+  const auto skip = static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(all.data()) % page);
+  array = Kokkos::subview(all, std::make_pair(skip, skip + bytes));
 }
 
 /// One array of a window on the device; on a host the slot's own memory.

@@ -389,6 +389,34 @@ TEST_F(IoTest, WritesFromSeveralJoinersAndCommits) {
   EXPECT_EQ(file.number_attribute("/", "history"), std::nullopt);
 }
 
+// Whole pages go past the system's cache where memory lies as they do: never more or less than what was given.
+TEST_F(IoTest, WritesMuchFromAnywhereToAnywhere) {
+  constexpr std::int64_t first = 700001, second = 611111, all = first + second + 5, page = 4096;
+  std::vector<float> memory(all + page), expected(all), values(all);
+  std::iota(expected.begin(), expected.end(), 1.0f);
+  for (const std::int64_t skip : {0, 1, 128}) {  // floats away from where the page of the file would lie
+    const std::string path = at("out.h5");
+    auto file = OutputFile::create(path, {{"/before", {7}, DType::f32}, {"/o", {all}, DType::f32}}, {});
+    auto other = OutputFile::join(path, file.datasets());
+    const auto write = [&](OutputFile& to, std::int64_t begin, std::int64_t n) {
+      const OutputDataset& o = to.dataset("/o");
+      const auto at_page = (static_cast<std::uintptr_t>(o.offset) + begin * sizeof(float) -
+                            reinterpret_cast<std::uintptr_t>(memory.data())) %
+                           page;
+      float* const from = memory.data() + at_page / sizeof(float) + skip;
+      std::copy_n(expected.data() + begin, n, from);
+      to.write(o, {{begin}, {n}}, from);
+    };
+    write(file, first + second, 5), write(other, first, second), write(file, 0, first);
+    file.write(file.dataset("/before"), {{0}, {7}}, expected.data());
+    file.commit();
+    const InputFile found(path);
+    found.read(*found.find("/o"), {{0}, {all}}, values.data());
+    EXPECT_TRUE(values == expected) << skip;
+    EXPECT_EQ(found.read_doubles(*found.find("/before")), (std::vector<double>{1, 2, 3, 4, 5, 6, 7}));
+  }
+}
+
 TEST_F(IoTest, LeavesNothingBehind) {
   const std::string path = at("out.h5"), part = OutputFile::temporary_name(path);
   std::ofstream(part) << "somebody's own";

@@ -160,6 +160,7 @@ struct OutputFile::Impl {
   std::string mark;
   std::vector<OutputDataset> datasets;
   io::FileDescriptor file;       // in the creator it also holds the lock
+  io::FileDescriptor direct;     // the same, for large writes
   io::FileDescriptor structure;  // in the creator: all but the data
   bool owner = false;            // of a temporary file that is neither committed nor abandoned
   bool kept = false;             // not to be removed
@@ -209,6 +210,7 @@ OutputFile OutputFile::create(const std::string& path, std::vector<OutputDataset
   impl->mark = new_mark();
   io::write_all(impl->file, impl->mark.data(), kMarkBytes, size, "'" + impl->part + "'");
   io::sync_file(impl->file, impl->part);
+  impl->direct = io::open_direct(impl->file, impl->part);
   return OutputFile(std::move(impl));
 }
 
@@ -230,6 +232,7 @@ OutputFile OutputFile::reopen(const std::string& path, std::vector<OutputDataset
     throw Error(ExitCode::bad_input, "'" + impl->part + "' is not the partial output that was left");
   copy_structure(impl->structure, impl->file, impl->part, impl->datasets);
   impl->owner = impl->kept = true;
+  impl->direct = io::open_direct(impl->file, impl->part);
   return OutputFile(std::move(impl));
 }
 
@@ -246,6 +249,7 @@ OutputFile OutputFile::join(const std::string& path, std::vector<OutputDataset> 
                                        std::to_string(end) +
                                        " where it was created; is its directory shared by all nodes?");
   io::require_size_allowed(path, size);
+  impl->direct = io::open_direct(impl->file, impl->part);
   return OutputFile(std::move(impl));
 }
 
@@ -269,7 +273,8 @@ void OutputFile::write(const OutputDataset& dataset, const Slab& slab, const voi
   io::for_each_run(dataset.shape, slab, [&](std::int64_t in_dataset, std::int64_t in_slab, std::int64_t elements) {
     if (in_slab == 0) begin = dataset.offset + in_dataset * size;
     end = dataset.offset + (in_dataset + elements) * size;
-    io::write_all(impl_->file, bytes + in_slab * size, elements * size, dataset.offset + in_dataset * size, what);
+    io::write_direct(impl_->direct, impl_->file, bytes + in_slab * size, elements * size,
+                     dataset.offset + in_dataset * size, what);
   });
   io::begin_sync(impl_->file, begin, end - begin);
 }

@@ -23,6 +23,8 @@ namespace {
 
 constexpr int kCreateAttempts = 100;
 constexpr std::int64_t kCopyBytes = 1 << 20;
+// Past the system's cache: pages of the file, blocks of a disk in memory, and how much is worth it.
+constexpr std::int64_t kDirectPage = 4096, kDirectBlock = 512, kDirectLeast = 1 << 20, kDirectPiece = 16 << 20;
 
 [[noreturn]] void fail(const std::string& what, int code) {
   throw Error(ExitCode::file_io, what + ": " + std::strerror(code));
@@ -192,6 +194,30 @@ void write_all(const FileDescriptor& file, const void* data, std::int64_t bytes,
     offset += written;
     bytes -= written;
   }
+}
+
+FileDescriptor open_direct(const FileDescriptor& file, const std::string& path) {
+  FileDescriptor direct(uninterrupted([&] { return open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC); }));
+  return direct && is_same_file(file, path) ? std::move(direct) : FileDescriptor();
+}
+
+void write_direct(const FileDescriptor& direct, const FileDescriptor& file, const void* data, std::int64_t bytes,
+                  std::int64_t offset, const std::string& what) {
+  const auto* next = static_cast<const char*>(data);
+  const std::int64_t head = (kDirectPage - offset % kDirectPage) % kDirectPage;
+  std::int64_t whole = (bytes - head) / kDirectPage * kDirectPage;
+  if (!direct || whole < kDirectLeast || reinterpret_cast<std::uintptr_t>(next + head) % kDirectBlock != 0)
+    return write_all(file, data, bytes, offset, what);
+  write_all(file, next, head, offset, what);
+  next += head, offset += head, bytes -= head;
+  while (whole > 0) {
+    const auto piece = static_cast<std::size_t>(std::min(whole, kDirectPiece));
+    const ssize_t written = uninterrupted([&] { return pwrite(direct.get(), next, piece, offset); });
+    if (written < 0 && errno != EINVAL && errno != EOPNOTSUPP) fail("cannot write " + what, errno);
+    if (written <= 0 || written % kDirectPage != 0) break;  // the rest goes as it can
+    next += written, offset += written, bytes -= written, whole -= written;
+  }
+  write_all(file, next, bytes, offset, what);
 }
 
 bool read_all(const FileDescriptor& file, void* data, std::int64_t bytes, std::int64_t offset,

@@ -64,6 +64,15 @@ void reserve(const FileDescriptor& file, const std::string& path, std::int64_t b
 void write_all(const FileDescriptor& file, const void* data, std::int64_t bytes, std::int64_t offset,
                const std::string& what);
 
+/// `path`, which `file` has open, for `write_direct`; none where its file system has no such writes.
+FileDescriptor open_direct(const FileDescriptor& file, const std::string& path);
+
+/// As write_all. Whole pages of much data go from memory to the disk, not through the system's cache, which would cost
+/// a copy and new pages: where `direct` is open and `data` + n lies at a multiple of 512 if `offset` + n does at one of
+/// 4096. Returns when the disk has taken them.
+void write_direct(const FileDescriptor& direct, const FileDescriptor& file, const void* data, std::int64_t bytes,
+                  std::int64_t offset, const std::string& what);
+
 /// pread(2) until all is read; false if the file ends before that.
 bool read_all(const FileDescriptor& file, void* data, std::int64_t bytes, std::int64_t offset, const std::string& what);
 
