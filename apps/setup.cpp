@@ -84,7 +84,11 @@ WindowNeeds needs_of(const DeltaCommand& command, const DeltaProblem& problem, c
     const auto axis = std::make_shared<DeltaAxis>(all, all, true, 0, ranks, 0);
     needs.parts_of = [axis, ranks](std::int64_t tokens) { return reproducible_parts(*axis, ranks, tokens); };
   }
-  needs.cut_tokens = ranks == 1 ? 1 : 0;  // ranks need maps, or a look back, in every window
+  if (ranks == 1) {
+    needs.cut_tokens = 1;
+  } else {  // ranks need maps, or a look back, in every window; unit keys are forgotten in some 60 d_key tokens
+    needs.horizon = std::max<std::int64_t>(8192, 64 * problem.shape.d_key);
+  }
   const std::int64_t state = static_cast<std::int64_t>(problem.shape.heads) * problem.shape.d_key *
                              problem.shape.d_value *
                              bytes_of(state_type_of(arithmetic_of(command.solve.precision, problem.widest())));

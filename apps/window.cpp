@@ -49,12 +49,16 @@ WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const Window
   }
   std::int64_t tokens = all;
   const std::int64_t each = std::max<std::int64_t>(1, needs.in_and_out);
-  if (needs.overlaps && needs.cut_tokens > 0 && !has_device)
+  const auto share = [all](std::int64_t windows) { return (all + windows - 1) / windows; };
+  if (needs.overlaps && needs.cut_tokens > 0 && !has_device) {
     tokens =
         std::min(all, std::max({round_tokens, cache_bytes / each / round_tokens * round_tokens, needs.cut_tokens}));
-  else if (needs.overlaps)
-    tokens = std::min(all, std::max({(all + windows_to_overlap - 1) / windows_to_overlap, least_overlapping_tokens,
-                                     least_overlapping_bytes / each}));
+  } else if (needs.overlaps && needs.horizon > 0 && !has_device) {
+    tokens = std::min(all, std::max({share(windows_to_overlap), 2 * needs.horizon, cache_bytes / each}));
+  } else if (needs.overlaps) {
+    tokens =
+        std::min(all, std::max({share(windows_to_overlap), least_overlapping_tokens, least_overlapping_bytes / each}));
+  }
   tokens = std::max(tokens, least);
   while (!fits(tokens) && tokens > least) tokens = std::max(least, (tokens + 1) / 2);
   return {tokens, fits(tokens)};

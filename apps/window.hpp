@@ -15,6 +15,7 @@ struct WindowNeeds {
   std::int64_t in_and_out = 0;  ///< bytes a token that are read and written
   bool overlaps = true;         ///< the solve bears to be cut, so that files are read and written beside it
   std::int64_t cut_tokens = 0;  ///< > 0: on a host it loses next to nothing by a cut every so many tokens
+  std::int64_t horizon = 0;     ///< > 0: tokens that a rank may have to look back over in every window, on a host
   bool whole = false;           ///< it cannot be cut: a wanted window is set aside
   std::function<std::int64_t(std::int64_t)> work;  ///< further bytes for a part of so many tokens
   /// Tokens of a rank's parts, in windows of so many tokens a rank: at most, and of two windows one after the other.
@@ -40,8 +41,8 @@ struct WindowChoice {
   std::int64_t tokens = 1;  ///< of a rank at a time
   bool fits = true;
 };
-/// `wanted` tokens if that is > 0; else about a sixteenth of all, if that is long enough to be worth it, or what a
-/// cache holds if any cut will do; no more than there is room for, but at least `least`.
+/// `wanted` tokens if that is > 0; else about a sixteenth of all, if that is long enough to be worth it or for two
+/// horizons, or what a cache holds if any cut will do; no more than there is room for, but at least `least`.
 WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const WindowNeeds& needs);
 
 /// Collective. The same for the room that there is on every rank. Throws Error(resources) with the number needed if it
