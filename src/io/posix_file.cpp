@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,15 @@ constexpr int kCreateAttempts = 100;
 constexpr std::int64_t kCopyBytes = 1 << 20;
 // Past the system's cache: pages of the file, blocks of a disk in memory, and how much is worth it.
 constexpr std::int64_t kDirectPage = 4096, kDirectBlock = 512, kDirectLeast = 1 << 20, kDirectPiece = 16 << 20;
+
+/// A network's file systems keep written data in the client's memory for good reasons.
+bool is_on_a_local_disk(const FileDescriptor& file) {
+  constexpr std::uint32_t ext = 0xef53, xfs = 0x58465342, btrfs = 0x9123683e;
+  struct statfs found {};
+  if (fstatfs(file.get(), &found) != 0) return false;
+  const auto type = static_cast<std::uint32_t>(found.f_type);
+  return type == ext || type == xfs || type == btrfs;
+}
 
 [[noreturn]] void fail(const std::string& what, int code) {
   throw Error(ExitCode::file_io, what + ": " + std::strerror(code));
@@ -197,6 +207,7 @@ void write_all(const FileDescriptor& file, const void* data, std::int64_t bytes,
 }
 
 FileDescriptor open_direct(const FileDescriptor& file, const std::string& path) {
+  if (!is_on_a_local_disk(file)) return {};
   FileDescriptor direct(uninterrupted([&] { return open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC); }));
   return direct && is_same_file(file, path) ? std::move(direct) : FileDescriptor();
 }

@@ -64,7 +64,7 @@ void reserve(const FileDescriptor& file, const std::string& path, std::int64_t b
 void write_all(const FileDescriptor& file, const void* data, std::int64_t bytes, std::int64_t offset,
                const std::string& what);
 
-/// `path`, which `file` has open, for `write_direct`; none where its file system has no such writes.
+/// `path`, which `file` has open, for `write_direct`; none where it is not on a disk of this node.
 FileDescriptor open_direct(const FileDescriptor& file, const std::string& path);
 
 /// As write_all. Whole pages of much data go from memory to the disk, not through the system's cache, which would cost
