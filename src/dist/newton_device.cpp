@@ -94,10 +94,9 @@ class DeviceShooting {
     for (;;) {
       const bool looks = passes_ == 0 && s_.kernel.mixes();
       if (looks) s_.kernel.begin_look();
-      if (looks && s_.kernel.looks_first()) look();
       s_.kernel.shoot(s_.part.path, grid_, arrays_, passes_ == 0);
       ++s_.report.iterations, ++passes_;
-      if (looks && !s_.kernel.looks_first()) look();
+      if (looks) look();
       arrive();
       compare();
       s_.report.residual_history.push_back(worst_ / std::max(rms_, 1e-300));

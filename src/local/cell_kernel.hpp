@@ -253,9 +253,6 @@ class CellKernel {
   virtual void look_ahead(const CellTrajectory<T>&, std::int64_t /*begin*/, std::int64_t /*end*/, const T* /*before*/,
                           GrowthSums* /*out*/) const {}
   virtual void wait_for_look() const {}
-  /// Whether to call look_ahead before `shoot` rather than after: where launching a pass takes the host as long as the
-  /// pass.
-  virtual bool looks_first() const { return false; }
   /// Bytes that linearize needs for a token.
   std::int64_t map_bytes(bool diagonal) const {
     const std::int64_t n = diagonal ? 1 : block(), count = diagonal ? state_size() : blocks();

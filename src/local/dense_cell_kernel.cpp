@@ -82,7 +82,6 @@ class DenseCellKernel final : public CellKernel<T> {
 
 #ifdef KOKKOS_ENABLE_CUDA
   bool shoots_squares() const override { return cuda_.in_registers(); }
-  bool looks_first() const override { return !cuda_.in_registers(); }
   std::int64_t side_by_side() const override { return cuda_.side_by_side(); }
   std::int64_t usual_warm_up() const override { return sizeof(T) == 8 ? 128 : cuda_.in_registers() ? 64 : 48; }
 #else
