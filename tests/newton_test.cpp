@@ -452,6 +452,18 @@ TEST_F(AsOnADevice, AutoRemembersPasses) {
   EXPECT_EQ(solve(1500, easy.data()).method_used, NewtonMethod::shooting);
 }
 
+/// Ranks whose tokens make other numbers of segments give up after the same pass. Chaotic, so that they do.
+TEST_F(AsOnADevice, RanksWithOtherSegmentsGiveUpTogether) {
+  Case test{{"gru", 24, 2, 4}, {}};
+  test.sequences.offsets.clear();
+  for (std::int64_t at = 0; at <= 2004; at += 12) test.sequences.offsets.push_back(at);
+  test.sequences.offsets.push_back(4008);
+  test.segment = 8;
+  const Result<double> got = solve<double>(world(), test);
+  EXPECT_EQ(got.report.status, NewtonStatus::fell_back);
+  expect_token_loop(test, 1e-6, got);
+}
+
 /// Longer warm-ups that save passes are kept: now and then a solve tries without, and finds that it takes more.
 TEST_F(AsOnADevice, AutoKeepsWarmUpsThatSavePasses) {
   constexpr std::int64_t D = 64, tokens = 20000;

@@ -193,8 +193,9 @@ std::vector<char> DeltaPart<T>::not_forgotten(const std::vector<Border>& borders
     const Border& b = borders[i];
     const auto at = static_cast<std::int64_t>(i);
     if (!b.forgets) continue;
-    wrong[i] = b.remembered ? !(found_probes_[2 * at] <= agreement * rounding() * found_probes_[2 * at + 1])
-                            : !(b.P * found_probes_[at] <= 64 * vanishing() * b.L);
+    const double off = b.remembered ? found_probes_[2 * at] : b.P * found_probes_[at];
+    const double most = b.remembered ? agreement * rounding() * found_probes_[2 * at + 1] : 64 * vanishing() * b.L;
+    wrong[i] = !(off <= most && std::isfinite(off));
   }
   return wrong;
 }

@@ -84,8 +84,8 @@ void DeltaPasses<T>::run_ahead(const std::vector<Task>& tasks, const DeltaRules&
   tasks_ahead_ = 0;
   if constexpr (sizeof(T) == 4) {
     const DeltaPass<T> pass = describe(rules);
-    if (!tasks.empty() && ahead_.applies(pass)) {
-      ahead_.launch(space_, pass, tasks, false);  // a wrong state is found at its border
+    if (on_tensor_cores() && !tasks.empty() && ahead_.applies(pass)) {  // as outputs, whose rounding it has
+      ahead_.launch(space_, pass, tasks, false);                        // a wrong state is found at its border
       tasks_ahead_ = static_cast<std::int64_t>(tasks.size());
       return;
     }

@@ -114,7 +114,6 @@ class Solver final : public DeltaRule::Impl {
     carried_.resize(state.size() / sizeof(T));
     std::memcpy(carried_.data(), state.data(), carried_.size() * sizeof(T));
     reliance_ = state.empty() ? Reliance::none : static_cast<Reliance>(state.back());
-    agreed_ = false;
   }
 
  private:
@@ -159,23 +158,24 @@ class Solver final : public DeltaRule::Impl {
 
   /// Of all ranks; and whether the next window relies on the same horizons.
   std::int64_t wrong_borders() {
-    std::int64_t counts[] = {way_.wrong(), way_.first_horizons_do() ? 0 : 1};
-    ranks.all_reduce(counts, 2, Transport::Reduction::sum);
+    std::int64_t counts[] = {way_.wrong(), way_.first_horizons_do() ? 0 : 1, way_.borders()};
+    ranks.all_reduce(counts, 3, Transport::Reduction::sum);
     if (horizons_ == Horizons::remembered) {
       if (counts[0] > 0) reliance_ = Reliance::never;
     } else if (reliance_ != Reliance::never) {
-      reliance_ = counts[0] + counts[1] == 0 ? Reliance::now : Reliance::none;
+      reliance_ = counts[0] + counts[1] == 0 && counts[2] > 0 ? Reliance::now : Reliance::none;
     }
     return counts[0];
   }
 
-  /// Whether this window relies on what was enough in the one before: rank 0 knows where a state was set.
+  /// Whether this window relies on what was enough in the one before: what rank 0 says, where a state may have been
+  /// set.
   bool relies() {
-    if (!agreed_) {
-      auto most = static_cast<std::int64_t>(reliance_);
-      ranks.all_reduce(&most, 1, Transport::Reduction::max);
-      reliance_ = static_cast<Reliance>(most), agreed_ = true;
-    }
+    if constexpr (std::is_same_v<Way, DeltaWhole<T>>) return false;
+    if (options.reproducible) return false;
+    std::int64_t first = ranks.rank() == 0 ? static_cast<std::int64_t>(reliance_) : 0;
+    ranks.all_reduce(&first, 1, Transport::Reduction::max);
+    reliance_ = static_cast<Reliance>(first);
     return reliance_ == Reliance::now;
   }
 
@@ -244,7 +244,6 @@ class Solver final : public DeltaRule::Impl {
   TokenRange here_;
   Horizons horizons_ = Horizons::measured;  // of this solve
   Reliance reliance_ = Reliance::none;
-  bool agreed_ = false;     // on `reliance_`, among the ranks
   bool carries_ = false;    // this rank's last run goes on in the next window
   std::vector<T> carried_;  // the state at the end of the window before
 };

@@ -299,7 +299,7 @@ std::int64_t DeltaSegments<T>::workspace_bytes(std::int64_t tokens, std::int64_t
   const SegmentRules most{false, o.segment, segments_at_once(part_.passes.most_side_by_side(), part_.shape.heads),
                           o.chunk};
   const std::int64_t maps = o.reproducible ? std::max<std::int64_t>(0, tokens - 1) / segment_tokens(shortest) + runs
-                                           : tokens / most.planned(tokens) + 1;
+                                           : tokens / most.planned(tokens) + 2;
   // A map has a border and a probe, a run one border more; maps that are extended have two for the while.
   return part_.workspace_bytes(6 + 2 * maps + std::min(runs, maps), 3 + (o.reproducible ? 1 : 3) * maps);
 }

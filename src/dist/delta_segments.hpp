@@ -42,6 +42,7 @@ class DeltaSegments {
   std::int64_t wrong();
   /// The horizons that were tried first were enough, so that the next window may take them to be.
   bool first_horizons_do() const;
+  std::int64_t borders() const { return static_cast<std::int64_t>(borders_.size()); }
 
   /// Adds what was passed on, and from how many tokens.
   void report_boundaries(DeltaReport& report) const;

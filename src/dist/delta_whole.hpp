@@ -32,6 +32,7 @@ class DeltaWhole {
   /// Heads that were taken to forget what came before their horizon and do not, now that `outputs` has seen that.
   std::int64_t wrong();
   bool first_horizons_do() const { return false; }  // none are remembered
+  std::int64_t borders() const { return 0; }
 
   /// The first run again for the marked heads, whose `incoming` was not right; `found` is of the pass before.
   PassSummary outputs_again(const std::vector<char>& changed, const PassSummary& found);

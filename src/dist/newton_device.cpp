@@ -87,6 +87,8 @@ class DeviceShooting {
 
   /// Returns whether every border agrees.
   bool solve() {
+    most_slots_ = grid_.slots;
+    s_.ranks.all_reduce(&most_slots_, 1, Transport::Reduction::max);
     warm_up_for_next_rank();
     std::int64_t left_before = std::numeric_limits<std::int64_t>::max();
     double best = std::numeric_limits<double>::infinity();
@@ -237,21 +239,20 @@ class DeviceShooting {
 
   /// Few lanes left that refuse to settle belong to the token loop; a few passes more while their number halves, or,
   /// where channels mix, as long as that or the worst jump does within three passes, or within a time that is small
-  /// beside the token loop's.
+  /// beside the token loop's. The same on all ranks.
   std::int64_t most_passes(bool halving, std::int64_t stalled) const {
     if (s_.options.method != NewtonMethod::automatic) return s_.options.max_iterations;
     if (!s_.kernel.mixes()) return halving ? 8 : 4;
-    const bool goes_on = stalled < std::max<std::int64_t>(3, grid_.slots / 64);
-    return goes_on ? std::max<std::int64_t>(4, grid_.slots / 4) : 0;
+    const bool goes_on = stalled < std::max<std::int64_t>(3, most_slots_ / 64);
+    return goes_on ? std::max<std::int64_t>(4, most_slots_ / 4) : 0;
   }
 
   /// After a solve that tried less warm-up and fewer passes than usual: if that took longer, back to what is usual, for
   /// twice as many solves as before.
   void give_up_hope() {
-    if (passes_ > m_.usual_passes) {
-      m_.warm_up_factor = m_.usual_factor, m_.passes = m_.usual_passes;
-      m_.patience = std::min<std::int64_t>(1024, 2 * m_.patience);
-    }
+    const bool tried = grid_.slots > grid_.runs, longer = tried && passes_ > m_.usual_passes;
+    if (!tried || longer) m_.warm_up_factor = m_.usual_factor, m_.passes = m_.usual_passes;
+    if (longer) m_.patience = std::min<std::int64_t>(1024, 2 * m_.patience);
     m_.usual_passes = 0;
   }
 
@@ -403,6 +404,7 @@ class DeviceShooting {
   BorderVerdict grown_;
   SharedVector<GrowthSums> looked_at_;
   std::int64_t passes_ = 0, left_ = 0, prefix_ = 0, bad_ = -1, pieces_ = 0, looked_ = 0;
+  std::int64_t most_slots_ = 0;  // of all ranks
   bool walked_ = false;
   double rms_ = 0, worst_ = 0, contraction_ = 0;
 };

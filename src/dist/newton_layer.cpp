@@ -96,14 +96,14 @@ void size_by_values(const CellTrajectory<T>& path, std::int64_t begin, std::int6
       KOKKOS_LAMBDA(const std::int64_t index, double& squares_here, std::int64_t& first_here) {
         const std::int64_t piece = index / n, j = index - piece * n, t = begin + piece * together;
         const S* from = states + t * path.h_stride + j;
-        T here = 0;  // not finite if one is not
+        double here = 0;  // not finite if one is not
         LONGSCAN_UNROLL
         for (int i = 0; i < together; ++i) {
-          const T h = t + i < end ? as_arithmetic(from[i * path.h_stride]) : T(0);
+          const double h = t + i < end ? static_cast<double>(as_arithmetic(from[i * path.h_stride])) : 0.0;
           here = fused(h, h, here);
         }
         if (!is_non_finite(here)) {
-          if (j < channels) squares_here += static_cast<double>(here);
+          if (j < channels) squares_here += here;
           return;
         }
         for (int i = 0; i < together && t + i < end; ++i) {

@@ -61,8 +61,11 @@ class SegmentPlan {
         each = segment_tokens(runs[i].length);
       } else if (size > planned) {
         const std::int64_t count = (size + planned - 1) / planned;
+        const auto whole_chunks = [&](std::int64_t n) { return (n + C - 1) / C * C; };
+        // what is passed on depends on the shorter one, which should hold a horizon
+        const std::int64_t shorter = size - (count - 1) * whole_chunks(planned), least = passes_on ? 128 * C : 1;
         const bool fills = runs.size() == 1 && rules.tokens == 0 && static_cast<double>(count) > rules.lanes;
-        each = ((fills ? planned : (size + count - 1) / count) + C - 1) / C * C;
+        each = whole_chunks(fills && shorter >= least ? planned : (size + count - 1) / count);
       }
       each = std::max<std::int64_t>(1, each);
       const std::int64_t segments = (size + each - 1) / each;

@@ -224,8 +224,7 @@ void write_direct(const FileDescriptor& direct, const FileDescriptor& file, cons
   while (whole > 0) {
     const auto piece = static_cast<std::size_t>(std::min(whole, kDirectPiece));
     const ssize_t written = uninterrupted([&] { return pwrite(direct.get(), next, piece, offset); });
-    if (written < 0 && errno != EINVAL && errno != EOPNOTSUPP) fail("cannot write " + what, errno);
-    if (written <= 0 || written % kDirectPage != 0) break;  // the rest goes as it can
+    if (written <= 0 || written % kDirectPage != 0) break;  // the rest goes as it can, or says why not
     next += written, offset += written, bytes -= written, whole -= written;
   }
   write_all(file, next, bytes, offset, what);

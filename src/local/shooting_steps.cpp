@@ -188,8 +188,8 @@ BorderVerdict VerdictWork::wait(const VerdictPlaces& places) const {
 #ifdef KOKKOS_ENABLE_CUDA
   const Space space;
   const volatile std::uint64_t& number = places.posted->number;
-  constexpr int turns = 4096;  // between looks at the stream, which ends if a kernel has failed
-  for (int turn = 1; number != places.number; ++turn)
+  constexpr std::uint64_t turns = 4096;  // between looks at the stream, which ends if a kernel has failed
+  for (std::uint64_t turn = 1; number != places.number; ++turn)
     if (turn % turns == 0 && cudaStreamQuery(space.cuda_stream()) != cudaErrorNotReady) break;
   if (number != places.number) space.fence("longscan::shooting::verdict");
   std::atomic_thread_fence(std::memory_order_acquire);
