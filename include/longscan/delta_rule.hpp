@@ -122,7 +122,9 @@ struct DeltaReport {
 /// form of arXiv:2406.06484. What a run of tokens does to the state is the affine map S -> S P + L; an exclusive
 /// scan of these maps over the ranks gives each rank the state its part starts from. A rank that knows that state
 /// makes no map. Where P vanishes over the last tokens of a part (it "forgets"), the state at its end is L, whatever
-/// came before; this is checked against the true state afterwards and mended where it does not hold.
+/// came before; this is checked against the true state afterwards and mended where it does not hold. Where parts are
+/// solved in segments and that was so before all of them, the next window relies on it: P is not made, and the states
+/// that outputs arrive at are compared with L.
 ///
 /// Precision: sums and states are float32, or float64 for Precision::f64. Work: per token and head about 4 V K + 2 C (V
 /// + K) multiply-adds for outputs, and as much again times (1 + K/V) where maps are needed. Memory: one map a head.
@@ -152,9 +154,10 @@ class DeltaRule {
   /// finite. The report's counts are totals over the ranks.
   DeltaReport solve(TokenRange window, const DeltaInputs& in, const DeltaOutputs& out);
 
-  /// What the next window starts from: the state after the last window, on rank 0 (empty elsewhere, and before the
-  /// first window). Neither is collective. A solver that is given it, on rank 0, goes on with that window as this one
-  /// would, on any number of ranks. Throws Error(bad_input) if it is not a state of this problem.
+  /// What the next window starts from: the state after the last window, and whether it relies on that one's horizons,
+  /// on rank 0 (empty elsewhere, and before the first window). Neither is collective. A solver that is given it, on
+  /// rank 0, goes on with that window as this one would, on any number of ranks. Throws Error(bad_input) if it is not a
+  /// state of this problem.
   std::vector<std::byte> state() const;
   void set_state(const std::vector<std::byte>& state);
 
