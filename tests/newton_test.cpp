@@ -495,11 +495,15 @@ void expect_same_verdict(const std::string& type, const Sequences& sequences) {
   if (host.sampled) return;  // where kernels run on a device it is from a part of the tokens
   EXPECT_NEAR(device.lyapunov, host.lyapunov, 0.03 * std::abs(host.lyapunov)) << type;
   EXPECT_NEAR(device.log_amplification, host.log_amplification, 1.0) << type;
-  // over ranks the host multiplies norms of 2 x 2 blocks, the device takes the norm of their product
+  // over ranks the host multiplies norms of 2 x 2 blocks, the device takes the norm of their product; of many the host
+  // may find no bound
   if (world().size() == 1 || type == "paragru") {
+    EXPECT_GT(host.error_bound, 0) << type;
     EXPECT_GT(device.error_bound, 0.2 * host.error_bound) << type;
   }
-  EXPECT_LT(device.error_bound, 5 * host.error_bound) << type;
+  if (host.error_bound > 0) {
+    EXPECT_LT(device.error_bound, 5 * host.error_bound) << type;
+  }
 }
 TEST_F(AsOnADevice, TheSameVerdict) {
   for (const char* type : {"paragru", "paralstm"}) expect_same_verdict(type, {{0, 900, 1000}});
