@@ -48,9 +48,13 @@ __device__ __forceinline__ void unpack_gates(float (&x)[Channels], const std::ui
     }
 }
 
-/// The log2 of the decay of each channel in this warp's block of tokens.
+/// Blocks of 16 tokens whose decays are all above two to this are mild: what grows where they fall stays in float32's
+/// range, and so do its products with keys and queries that float16 holds.
+constexpr float mild_decay = -80;
+
+/// The log2 of the decay of each channel in this warp's block of tokens. Returns whether it is mild.
 template <class C>
-__device__ __forceinline__ void sum_decays(bool bf16, std::uint32_t smem, std::uint32_t scratch, int warp, int lane) {
+__device__ __forceinline__ bool sum_decays(bool bf16, std::uint32_t smem, std::uint32_t scratch, int warp, int lane) {
   constexpr int channels = C::K / 32, words = channels * C::gate_bytes / 4;
   float sum[channels] = {};
   const int byte = 4 * words * lane, piece = (byte >> 4) & 7;
@@ -71,6 +75,10 @@ __device__ __forceinline__ void sum_decays(bool bf16, std::uint32_t smem, std::u
   const std::uint32_t to = scratch + C::sums + (warp * C::K + channels * lane) * 4;
 #pragma unroll
   for (int i = 0; i < channels; i += 2) store_float2(to + 4 * i, log2_e * sum[i], log2_e * sum[i + 1]);
+  bool mild = true;
+#pragma unroll
+  for (int i = 0; i < channels; ++i) mild = mild && log2_e * sum[i] >= mild_decay;  // not NaN
+  return __all_sync(0xffffffffu, mild);
 }
 
 /// Decays of whole blocks of tokens, a channel; hi + lo halves where they come in pairs.
@@ -244,9 +252,126 @@ __device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t a
   }
 }
 
+/// Products of a block's tokens, each {k_t k_s, k_t k_(s+1), q_t k_s, q_t k_(s+1)}: t and s in the same square of 8
+/// tokens, this thread's row and column of it, those above the diagonal of no meaning; and t in the second, s in the
+/// first.
+struct DiagonalBlock {
+  float square[2][4] = {}, below[4] = {};
+};
+
+template <bool Outputs>
+__device__ __forceinline__ void gather(DiagonalBlock& d, const BlockProducts& p, int lane) {
+  const int r = lane >> 2, col = 2 * (lane & 3);
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int x = 0; x < (Outputs ? 4 : 2); ++x) {
+      const int apart = r ^ (col + (x & 1));
+      const float one = i == 0 ? p.one[x] : __shfl_xor_sync(0xffffffffu, p.one[x ^ 1], 4);
+      const float two = i == 0 ? p.two[x] : __shfl_xor_sync(0xffffffffu, p.two[x], 9);
+      const float four = i == 0 ? p.four[x] : __shfl_xor_sync(0xffffffffu, p.four[x], 18);
+      d.square[i][x] = apart >= 4 ? four : apart >= 2 ? two : one;
+    }
+#pragma unroll
+  for (int x = 0; x < 4; ++x) d.below[x] = p.eight[x];
+}
+
+/// Sums of the logarithms, in base 2, from the start of a mild block of 16 tokens to this thread's tokens r and r + 8,
+/// of two channels each: a product with a triangle of ones. `at` as in block_products, `j` the group of 8 channels.
+template <class C>
+__device__ __forceinline__ void sums_since_start(float (&g)[4], std::uint32_t smem, int j, int flip, bool bf16,
+                                                 int warp, int lane) {
+  const int r = lane >> 2, col = 2 * (lane & 3);
+  const std::uint32_t one = bf16 || C::gate_bytes == 4 ? 0x3f80 : 0x3c00;
+  const std::uint32_t ones = one | one << 16, triangle = (col <= r ? one : 0) | (col + 1 <= r ? one << 16 : 0);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) g[i] = 0;
+  if constexpr (C::gate_bytes == 2) {
+    std::uint32_t x[2];
+    load_two_matrices_transposed(x[0], x[1], smem + C::at_gates + (16 * warp + (lane & 15)) * 128 +
+                                                 (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4));
+    if (bf16)
+      mma_16x8x16_of<true>(g, triangle, ones, 0, triangle, x[0], x[1]);
+    else
+      mma_16x8x16_of<false>(g, triangle, ones, 0, triangle, x[0], x[1]);
+  } else {  // as sums of two numbers of bfloat16
+    const std::uint32_t from = smem + C::at_gates + (j >> 2) * panel_bytes + 2048 * warp + 4 * (r & 3);
+    const int piece = 2 * (j & 3) + (r >> 2);
+    std::uint32_t hi[2], lo[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float a = load_float(from + 1024 * i + swizzled(col, piece)),
+                  b = load_float(from + 1024 * i + swizzled(col + 1, piece));
+      hi[i] = pack_bf16(a, b);
+      const float2 h = unpack_bf16(hi[i]);
+      lo[i] = pack_bf16(a - h.x, b - h.y);
+    }
+    mma_16x8x16_of<true>(g, triangle, ones, 0, triangle, hi[0], hi[1]);
+    mma_16x8x16_of<true>(g, triangle, ones, 0, triangle, lo[0], lo[1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) g[i] *= log2_e;
+}
+
+/// Step 1 where the block is mild: e^(G_t - G_s) as e^G_t times e^-G_s, both in float32, their products with k and q in
+/// TF32.
+template <class C, bool Bf16, bool Outputs>
+__device__ __forceinline__ void mild_products(DiagonalBlock& d, std::uint32_t at, int flip, bool bf16,
+                                              std::uint32_t smem, int warp, int lane) {
+#pragma unroll 1
+  for (int j = 0; j < C::K / 8; ++j) {
+    const std::uint32_t place = at + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4);
+    std::uint32_t x[4];
+    load_matrices(x, place);
+    float g[4];
+    sums_since_start<C>(g, smem, j, flip, bf16, warp, lane);
+    const auto widen = [](std::uint32_t x) { return Bf16 ? unpack_bf16(x) : unpack_half(x); };
+    float grown[4], late[4];  // k e^-G, and with the decay up to the block's end
+    {
+      const float2 k0 = widen(x[0]), k1 = widen(x[1]);
+      const float end0 = __shfl_sync(0xffffffffu, g[2], 28 | (lane & 3)),
+                  end1 = __shfl_sync(0xffffffffu, g[3], 28 | (lane & 3));
+      const float all0 = power_of_two(end0), all1 = power_of_two(end1);
+      grown[0] = k0.x * power_of_two(-g[0]), grown[1] = k0.y * power_of_two(-g[1]);
+      grown[2] = k1.x * power_of_two(-g[2]), grown[3] = k1.y * power_of_two(-g[3]);
+      late[0] = grown[0] * all0, late[1] = grown[1] * all1, late[2] = grown[2] * all0, late[3] = grown[3] * all1;
+      store_two_matrices(place + (C::at_late_K - C::at_K), pack_half(late[0], late[1]),
+                         pack_half(late[2], late[3]));  // lanes 0 to 15 have k
+    }
+    std::uint32_t right[4], k[4], q[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) right[i] = to_tf32(grown[i]), g[i] = power_of_two(g[i]);
+    {
+      const float2 k0 = widen(x[0]), k1 = widen(x[1]);
+      const float a = k0.x * g[0], b = k0.y * g[1], c = k1.x * g[2], e = k1.y * g[3];
+      k[0] = to_tf32(a), k[1] = to_tf32(c), k[2] = to_tf32(b), k[3] = to_tf32(e);
+      x[0] = pack_half(a, b), x[1] = pack_half(c, e);
+    }
+    if constexpr (Outputs) {
+      const float2 q0 = widen(x[2]), q1 = widen(x[3]);
+      const float a = q0.x * g[0], b = q0.y * g[1], c = q1.x * g[2], e = q1.y * g[3];
+      q[0] = to_tf32(a), q[1] = to_tf32(c), q[2] = to_tf32(b), q[3] = to_tf32(e);
+      x[2] = pack_half(a, b), x[3] = pack_half(c, e);
+      store_matrices(place, x);
+    } else {
+      store_two_matrices(place, x[0], x[1]);
+    }
+    // rows of both squares of k, of q; of the second square of both
+    float both[4] = {d.square[0][0], d.square[0][1], d.below[0], d.below[1]};
+    mma_16x8x8_tf32(both, k[0], k[1], k[2], k[3], right[0], right[1]);
+    d.square[0][0] = both[0], d.square[0][1] = both[1], d.below[0] = both[2], d.below[1] = both[3];
+    if constexpr (Outputs) {
+      float both[4] = {d.square[0][2], d.square[0][3], d.below[2], d.below[3]};
+      mma_16x8x8_tf32(both, q[0], q[1], q[2], q[3], right[0], right[1]);
+      d.square[0][2] = both[0], d.square[0][3] = both[1], d.below[2] = both[2], d.below[3] = both[3];
+    }
+    mma_16x8x8_tf32(d.square[1], k[1], q[1], k[3], q[3], right[2], right[3]);
+  }
+}
+
 /// The diagonal blocks of A, as floats, and of M.
 template <class C, bool Outputs>
-__device__ __forceinline__ void store_diagonal(const BlockProducts& p, std::uint32_t scratch, std::uint32_t scalars,
+__device__ __forceinline__ void store_diagonal(const DiagonalBlock& d, std::uint32_t scratch, std::uint32_t scalars,
                                                std::uint32_t square, int warp, int lane) {
   const int r = lane >> 2, col = 2 * (lane & 3), t = 16 * warp + r;
   const std::uint32_t to = scratch + C::X_blocks + 2 * warp * block_bytes;
@@ -257,25 +382,17 @@ __device__ __forceinline__ void store_diagonal(const BlockProducts& p, std::uint
     float a[2], b[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int apart = r ^ (col + e);
-      const auto of = [&](int x) {
-        const float one = i == 0 ? p.one[x] : __shfl_xor_sync(0xffffffffu, p.one[x ^ 1], 4);
-        const float two = i == 0 ? p.two[x] : __shfl_xor_sync(0xffffffffu, p.two[x], 9);
-        const float four = i == 0 ? p.four[x] : __shfl_xor_sync(0xffffffffu, p.four[x], 18);
-        return apart >= 4 ? four : apart >= 2 ? two : one;
-      };
-      const float key = of(e), query = Outputs ? of(2 + e) : 0.f;
-      a[e] = col + e < r ? -beta[i] * key : 0.f;
-      b[e] = col + e < r ? query : 0.f;
-      if (Outputs && apart == 0) b[e] = load_float(scratch + C::diagonal + 4 * (t + 8 * i));
+      a[e] = col + e < r ? -beta[i] * d.square[i][e] : 0.f;
+      b[e] = col + e < r ? d.square[i][2 + e] : 0.f;
+      if (Outputs && col + e == r) b[e] = load_float(scratch + C::diagonal + 4 * (t + 8 * i));
     }
     store_float2(to + in_floats(r + 8 * i, 8 * i + col), a[0], a[1]);
     m[3 * i] = pack_half(b[0], b[1]);
   }
   store_float2(to + in_floats(r, 8 + col), 0, 0);
-  store_float2(to + in_floats(r + 8, col), -beta[1] * p.eight[0], -beta[1] * p.eight[1]);
+  store_float2(to + in_floats(r + 8, col), -beta[1] * d.below[0], -beta[1] * d.below[1]);
   if constexpr (Outputs) {
-    m[1] = pack_half(p.eight[2], p.eight[3]), m[2] = 0;
+    m[1] = pack_half(d.below[2], d.below[3]), m[2] = 0;
     store_matrices(square + swizzled(16 * warp + (lane & 15), 2 * warp + (lane >> 4)), m);
   }
 }
@@ -424,15 +541,21 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       marks.mark(2);
       barrier_wait(bar.gates(w), phase);
       marks.mark(3);
-      sum_decays<C>(bf16, smem, scratch, warp, lane);
+      const bool mild = sum_decays<C>(bf16, smem, scratch, warp, lane);
       named_barrier<128>(3 + w);
       barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
       if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
       marks.mark(4);
-      BlockProducts p;
-      block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, smem, warp, lane);
+      DiagonalBlock d;
+      if (mild) {
+        mild_products<C, Bf16, Outputs>(d, at, lane & 7, bf16, smem, warp, lane);
+      } else {
+        BlockProducts p;
+        block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, smem, warp, lane);
+        gather<Outputs>(d, p, lane);
+      }
       __syncwarp();
-      store_diagonal<C, Outputs>(p, scratch, scalars, M, warp, lane);
+      store_diagonal<C, Outputs>(d, scratch, scalars, M, warp, lane);
     }
     marks.mark(5);
     named_barrier<128>(3 + w);
