@@ -14,8 +14,8 @@
 //   2. Pairs of blocks are products of these tiles, with the decay of the blocks between.
 //   3. The tiles get the decay of the blocks before (K̂, Q̂) and after (K~).
 // There are two stages, one for each helper; memory holds no more. The state leaves k and q as soon as it has R and O,
-// and K~, T and M at the chunk's end. There is one place for values, and one for the logarithms, which the helpers need
-// in turn: the one that has made its 16 tokens starts the load for the other.
+// and K~, T and M at the chunk's end. There is one place for values, and for the logarithms one a helper, or one which
+// they need in turn: who has made its 16 tokens starts the next load.
 #include "local/hopper/kernel_parts.cuh"
 
 namespace longscan::hopper {
@@ -54,11 +54,11 @@ constexpr float mild_decay = -80;
 
 /// The log2 of the decay of each channel in this warp's block of tokens. Returns whether it is mild.
 template <class C>
-__device__ __forceinline__ bool sum_decays(bool bf16, std::uint32_t smem, std::uint32_t scratch, int warp, int lane) {
+__device__ __forceinline__ bool sum_decays(bool bf16, std::uint32_t gates, std::uint32_t scratch, int warp, int lane) {
   constexpr int channels = C::K / 32, words = channels * C::gate_bytes / 4;
   float sum[channels] = {};
   const int byte = 4 * words * lane, piece = (byte >> 4) & 7;
-  const std::uint32_t rows = smem + C::at_gates + (byte >> 7) * panel_bytes + 2048 * warp + (byte & 15);
+  const std::uint32_t rows = gates + (byte >> 7) * panel_bytes + 2048 * warp + (byte & 15);
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     std::uint32_t x[8][words];
@@ -187,7 +187,7 @@ __device__ __forceinline__ std::uint32_t scaled(std::uint32_t x, float a, float 
 /// Step 1 of the above. `at`, `flip` as above.
 template <class C, bool Bf16, bool Outputs>
 __device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t at, int flip, bool bf16,
-                                               std::uint32_t smem, int warp, int lane) {
+                                               std::uint32_t gates, int warp, int lane) {
   const bool second = lane & 4, third = lane & 8, fourth = lane & 16;  // this token is behind the cut
 #pragma unroll 1
   for (int j = 0; j < C::K / 8; ++j) {
@@ -195,11 +195,11 @@ __device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t a
     std::uint32_t x[4], bits[2][C::gate_bytes / 2];
     load_matrices(x, place);
     if constexpr (C::gate_bytes == 2) {
-      load_two_matrices(bits[0][0], bits[1][0], smem + C::at_gates + (16 * warp + (lane & 15)) * 128 + in_panels);
+      load_two_matrices(bits[0][0], bits[1][0], gates + (16 * warp + (lane & 15)) * 128 + in_panels);
     } else {
       const int piece = 2 * (j & 3) + ((lane >> 1) & 1);
       const std::uint32_t from =
-          smem + C::at_gates + (j >> 2) * panel_bytes + 2048 * warp + swizzled(lane >> 2, piece) + 8 * (lane & 1);
+          gates + (j >> 2) * panel_bytes + 2048 * warp + swizzled(lane >> 2, piece) + 8 * (lane & 1);
       load_words(bits[0], from);
       load_words(bits[1], from + 1024);
     }
@@ -279,7 +279,7 @@ __device__ __forceinline__ void gather(DiagonalBlock& d, const BlockProducts& p,
 /// Sums of the logarithms, in base 2, from the start of a mild block of 16 tokens to this thread's tokens r and r + 8,
 /// of two channels each: a product with a triangle of ones. `at` as in block_products, `j` the group of 8 channels.
 template <class C>
-__device__ __forceinline__ void sums_since_start(float (&g)[4], std::uint32_t smem, int j, int flip, bool bf16,
+__device__ __forceinline__ void sums_since_start(float (&g)[4], std::uint32_t gates, int j, int flip, bool bf16,
                                                  int warp, int lane) {
   const int r = lane >> 2, col = 2 * (lane & 3);
   const std::uint32_t one = bf16 || C::gate_bytes == 4 ? 0x3f80 : 0x3c00;
@@ -288,14 +288,14 @@ __device__ __forceinline__ void sums_since_start(float (&g)[4], std::uint32_t sm
   for (int i = 0; i < 4; ++i) g[i] = 0;
   if constexpr (C::gate_bytes == 2) {
     std::uint32_t x[2];
-    load_two_matrices_transposed(x[0], x[1], smem + C::at_gates + (16 * warp + (lane & 15)) * 128 +
+    load_two_matrices_transposed(x[0], x[1], gates + (16 * warp + (lane & 15)) * 128 +
                                                  (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4));
     if (bf16)
       mma_16x8x16_of<true>(g, triangle, ones, 0, triangle, x[0], x[1]);
     else
       mma_16x8x16_of<false>(g, triangle, ones, 0, triangle, x[0], x[1]);
   } else {  // as sums of two numbers of bfloat16
-    const std::uint32_t from = smem + C::at_gates + (j >> 2) * panel_bytes + 2048 * warp + 4 * (r & 3);
+    const std::uint32_t from = gates + (j >> 2) * panel_bytes + 2048 * warp + 4 * (r & 3);
     const int piece = 2 * (j & 3) + (r >> 2);
     std::uint32_t hi[2], lo[2];
 #pragma unroll
@@ -317,14 +317,14 @@ __device__ __forceinline__ void sums_since_start(float (&g)[4], std::uint32_t sm
 /// TF32.
 template <class C, bool Bf16, bool Outputs>
 __device__ __forceinline__ void mild_products(DiagonalBlock& d, std::uint32_t at, int flip, bool bf16,
-                                              std::uint32_t smem, int warp, int lane) {
+                                              std::uint32_t gates, int warp, int lane) {
 #pragma unroll 1
   for (int j = 0; j < C::K / 8; ++j) {
     const std::uint32_t place = at + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4);
     std::uint32_t x[4];
     load_matrices(x, place);
     float g[4];
-    sums_since_start<C>(g, smem, j, flip, bf16, warp, lane);
+    sums_since_start<C>(g, gates, j, flip, bf16, warp, lane);
     const auto widen = [](std::uint32_t x) { return Bf16 ? unpack_bf16(x) : unpack_half(x); };
     float grown[4], late[4];  // k e^-G, and with the decay up to the block's end
     {
@@ -493,6 +493,8 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
   const std::uint32_t keys = smem + C::at_K + w * C::key_bytes, queries = smem + C::at_Q + w * C::key_bytes;
   const std::uint32_t late = smem + C::at_late_K + w * C::key_bytes;
   const std::uint32_t scalars = smem + C::at_scalars + w * C::scalar_bytes;
+  const int gate_stage = w % C::gate_stages;
+  const std::uint32_t gates = smem + C::at_gates + gate_stage * (chunk * C::K * C::gate_bytes);
   const std::uint32_t T = smem + C::at_T + w * square_bytes, M = smem + C::at_M + w * square_bytes;
   const bool bf16 = pass.log_decay.type == Type::bf16;
   std::uint32_t beta_bits = 0, eta_bits = 0;  // of this thread's token, a chunk ahead
@@ -527,7 +529,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
         if (Outputs) clear(queries + p * panel_bytes);
       }
 #pragma unroll 1
-      for (int p = 0; p < C::K * C::gate_bytes / 128; ++p) clear(smem + C::at_gates + p * panel_bytes);
+      for (int p = 0; p < C::K * C::gate_bytes / 128; ++p) clear(gates + p * panel_bytes);
       fence_for_tensor_cores();  // the next load writes there too
     }
     named_barrier<128>(3 + w);  // and all of the chunk before is done
@@ -541,17 +543,17 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       marks.mark(2);
       barrier_wait(bar.gates(w), phase);
       marks.mark(3);
-      const bool mild = sum_decays<C>(bf16, smem, scratch, warp, lane);
+      const bool mild = sum_decays<C>(bf16, gates, scratch, warp, lane);
       named_barrier<128>(3 + w);
       barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
       if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
       marks.mark(4);
       DiagonalBlock d;
       if (mild) {
-        mild_products<C, Bf16, Outputs>(d, at, lane & 7, bf16, smem, warp, lane);
+        mild_products<C, Bf16, Outputs>(d, at, lane & 7, bf16, gates, warp, lane);
       } else {
         BlockProducts p;
-        block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, smem, warp, lane);
+        block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, gates, warp, lane);
         gather<Outputs>(d, p, lane);
       }
       __syncwarp();
@@ -559,8 +561,9 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
     }
     marks.mark(5);
     named_barrier<128>(3 + w);
-    if (tid == 0 && c + 1 < chunks.count)
-      load_gates<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.gates(w ^ 1));
+    if (tid == 0 && c + C::gate_stages < chunks.count)
+      load_gates<C>(maps, head, static_cast<int>(chunks.first(c + C::gate_stages)), gates,
+                    bar.gates((w + C::gate_stages) & 1));
     __syncwarp();
     marks.mark(6);
     const int part = (warp + c) & 3;  // another warp, and quarter of the multiprocessor, has most to do each time

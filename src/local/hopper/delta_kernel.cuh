@@ -420,7 +420,10 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
     for (int c = 0; c < min(C::stages, chunks.count); ++c)
       load_chunk<C, Outputs>(maps, task.head / pass.group, task.head, has_values && !C::values_apart,
                              static_cast<int>(chunks.first(c)), smem, bar.arrived(c), c);
-    if constexpr (C::channel) load_gates<C>(maps, task.head, static_cast<int>(chunks.first(0)), smem, bar.gates(0));
+    if constexpr (C::channel)
+      for (int c = 0; c < min(C::gate_stages, chunks.count); ++c)
+        load_gates<C>(maps, task.head, static_cast<int>(chunks.first(c)),
+                      smem + C::at_gates + c * (chunk * C::K * C::gate_bytes), bar.gates(c));
     if (C::values_apart && has_values)
       for (int c = 0; c < min(C::value_stages, chunks.count); ++c)
         load_values<C>(maps, task.head, static_cast<int>(chunks.first(c)), smem, bar.values(c), c);

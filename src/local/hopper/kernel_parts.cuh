@@ -70,7 +70,8 @@ struct Shape {
   static constexpr int at_O = at_M + (outputs ? slots * square_bytes : 0);
   static constexpr int at_late_K = at_O + (outputs ? states * panel_bytes : 0);    // see channel_helper.cuh
   static constexpr int at_gates = at_late_K + (channel ? stages * key_bytes : 0);  // logarithms of decays a channel
-  static constexpr int at_scratch = at_gates + chunk * K * gate_bytes;
+  static constexpr int gate_stages = gate_bytes == 4 && outputs && K == 128 ? 1 : 2;  // as many as there is memory for
+  static constexpr int at_scratch = at_gates + gate_stages * chunk * K * gate_bytes;
   // scratch of a helper
   static constexpr int A_blocks = 0;                               // (1,0) (2,0) (2,1) (3,0) (3,1) (3,2), hi then lo
   static constexpr int X_blocks = A_blocks + 2 * 6 * block_bytes;  // diagonal blocks of T, transposed; hi, lo of each
@@ -200,15 +201,15 @@ __device__ __forceinline__ void load_chunk(const Maps& maps, int shared_head, in
                first);
 }
 
-/// Starts the load of a chunk's decays a channel, by one thread: panels of 128 bytes a token.
+/// Starts the load of a chunk's decays a channel to `gates`, by one thread: panels of 128 bytes a token.
 template <class C>
-__device__ __forceinline__ void load_gates(const Maps& maps, int head, int first, std::uint32_t smem,
+__device__ __forceinline__ void load_gates(const Maps& maps, int head, int first, std::uint32_t gates,
                                            std::uint32_t arrived) {
   constexpr int panels = C::K * C::gate_bytes / 128;
   barrier_arrive_and_expect(arrived, panels * panel_bytes);
 #pragma unroll
   for (int p = 0; p < panels; ++p)
-    copy_box(smem + C::at_gates + p * panel_bytes, &maps.gates, arrived, 128 / C::gate_bytes * p, head, first);
+    copy_box(gates + p * panel_bytes, &maps.gates, arrived, 128 / C::gate_bytes * p, head, first);
 }
 
 /// The values alone.
