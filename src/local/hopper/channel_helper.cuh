@@ -126,6 +126,11 @@ __device__ __forceinline__ void make_factors(std::uint32_t scratch, std::uint32_
 
 // ---- a block of 16 tokens ----
 
+template <bool Bf16>
+__device__ __forceinline__ float2 widen(std::uint32_t x) {
+  return Bf16 ? unpack_bf16(x) : unpack_half(x);
+}
+
 /// Products of a block's tokens with decays since and up to a cut, for the pairs that the cut divides. A block is two
 /// squares of 8 tokens. `eight`: {k_t k_s, k_t k_(s+1), q_t k_s, q_t k_(s+1)} with t = 8 + this thread's row, s its
 /// column. The others have both squares' pairs, rows behind a cut and columns before it: of the first square in their
@@ -134,34 +139,34 @@ struct BlockProducts {
   float one[4] = {}, two[4] = {}, four[4] = {}, eight[4] = {};
 };
 
-/// `at`: where lane l's row of an 8×8 matrix lies, l / 8 = 0, 1 for k and 2, 3 for q, of the first 8 channels but for
-/// the swizzle by `flip`. Stores q_t k_t of this warp's tokens at `queries`; returns how many of this thread's tokens
-/// have beta |k|² > 2.
-template <class C, bool Bf16, bool Outputs>
-__device__ __forceinline__ int diagonal_products(std::uint32_t at, int flip, std::uint32_t scalars,
-                                                 std::uint32_t queries, int lane) {
-  float d[2][4] = {};
-#pragma unroll 2
-  for (int j = 0; j < C::K / 8; j += 2) {
-    std::uint32_t x[4], y[4];
-    const std::uint32_t panel = at + (j >> 3) * panel_bytes;
-    load_matrices(x, panel + (((j & 7) ^ flip) << 4));
-    load_matrices(y, panel + ((((j + 1) & 7) ^ flip) << 4));
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      mma_16x8x16_of<Bf16>(d[i], x[i], Outputs ? x[2 + i] : 0, y[i], Outputs ? y[2 + i] : 0, x[i], y[i]);
-  }
-  int breaches = 0;
-  if ((lane >> 3) == (lane & 3)) {  // these have the diagonals of the squares
+/// Of tokens r and r + 8 of a block, r the row of this thread.
+struct OwnProducts {
+  float key[2] = {}, query[2] = {};  ///< |k|², q k
+  /// Two channels of k, k of the second token, q, q.
+  template <bool Bf16, bool Outputs>
+  __device__ __forceinline__ void add(const std::uint32_t (&x)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int t = (lane >> 2) + 8 * i;
-      breaches += load_float(scalars + 8 * t) * (lane & 4 ? d[i][1] : d[i][0]) > 2;
-      if (Outputs) store_float(queries + 4 * t, lane & 4 ? d[i][3] : d[i][2]);
+      const float2 k = widen<Bf16>(x[i]);
+      key[i] = fmaf(k.x, k.x, fmaf(k.y, k.y, key[i]));
+      if constexpr (Outputs) {
+        const float2 q = widen<Bf16>(x[2 + i]);
+        query[i] = fmaf(q.x, k.x, fmaf(q.y, k.y, query[i]));
+      }
     }
   }
-  return breaches;
-}
+  /// The sums over the threads that share a row.
+  template <bool Outputs>
+  __device__ __forceinline__ void gather() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int d = 1; d < 4; d *= 2) {
+        key[i] += __shfl_xor_sync(0xffffffffu, key[i], d);
+        if constexpr (Outputs) query[i] += __shfl_xor_sync(0xffffffffu, query[i], d);
+      }
+  }
+};
 
 /// acc += products of k, q times `w` of tokens behind the cuts with k times `w` of tokens before them.
 template <bool Outputs>
@@ -184,16 +189,18 @@ __device__ __forceinline__ std::uint32_t scaled(std::uint32_t x, float a, float 
   return pack_half(f.x * a, f.y * b);
 }
 
-/// Step 1 of the above. `at`, `flip` as above.
+/// Step 1 of the above. `at`: where lane l's row of an 8×8 matrix lies, l / 8 = 0, 1 for k and 2, 3 for q, of the first
+/// 8 channels but for the swizzle by `flip`.
 template <class C, bool Bf16, bool Outputs>
-__device__ __forceinline__ void block_products(BlockProducts& p, std::uint32_t at, int flip, bool bf16,
-                                               std::uint32_t gates, int warp, int lane) {
+__device__ __forceinline__ void block_products(BlockProducts& p, OwnProducts& own, std::uint32_t at, int flip,
+                                               bool bf16, std::uint32_t gates, int warp, int lane) {
   const bool second = lane & 4, third = lane & 8, fourth = lane & 16;  // this token is behind the cut
 #pragma unroll 1
   for (int j = 0; j < C::K / 8; ++j) {
     const std::uint32_t in_panels = (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4), place = at + in_panels;
     std::uint32_t x[4], bits[2][C::gate_bytes / 2];
     load_matrices(x, place);
+    own.add<Bf16, Outputs>(x);
     if constexpr (C::gate_bytes == 2) {
       load_two_matrices(bits[0][0], bits[1][0], gates + (16 * warp + (lane & 15)) * 128 + in_panels);
     } else {
@@ -276,27 +283,25 @@ __device__ __forceinline__ void gather(DiagonalBlock& d, const BlockProducts& p,
   for (int x = 0; x < 4; ++x) d.below[x] = p.eight[x];
 }
 
-/// Sums of the logarithms, in base 2, from the start of a mild block of 16 tokens to this thread's tokens r and r + 8,
-/// of two channels each: a product with a triangle of ones. `at` as in block_products, `j` the group of 8 channels.
+/// Sums of the logarithms from the start of a mild block of 16 tokens to this thread's tokens r and r + 8, of two
+/// channels each: a product with `ones` where s <= t, of the gates' type, of bfloat16 for float32. `j`: the group of 8
+/// channels.
 template <class C>
-__device__ __forceinline__ void sums_since_start(float (&g)[4], std::uint32_t gates, int j, int flip, bool bf16,
-                                                 int warp, int lane) {
-  const int r = lane >> 2, col = 2 * (lane & 3);
-  const std::uint32_t one = bf16 || C::gate_bytes == 4 ? 0x3f80 : 0x3c00;
-  const std::uint32_t ones = one | one << 16, triangle = (col <= r ? one : 0) | (col + 1 <= r ? one << 16 : 0);
+__device__ __forceinline__ void sums_since_start(float (&g)[4], const std::uint32_t (&ones)[4], std::uint32_t gates,
+                                                 int j, int flip, bool bf16, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) g[i] = 0;
   if constexpr (C::gate_bytes == 2) {
     std::uint32_t x[2];
-    load_two_matrices_transposed(x[0], x[1], gates + (16 * warp + (lane & 15)) * 128 +
-                                                 (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4));
+    load_two_matrices_transposed(
+        x[0], x[1], gates + (16 * warp + (lane & 15)) * 128 + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4));
     if (bf16)
-      mma_16x8x16_of<true>(g, triangle, ones, 0, triangle, x[0], x[1]);
+      mma_16x8x16_of<true>(g, ones[0], ones[1], ones[2], ones[3], x[0], x[1]);
     else
-      mma_16x8x16_of<false>(g, triangle, ones, 0, triangle, x[0], x[1]);
+      mma_16x8x16_of<false>(g, ones[0], ones[1], ones[2], ones[3], x[0], x[1]);
   } else {  // as sums of two numbers of bfloat16
+    const int r = lane >> 2, col = 2 * (lane & 3), piece = 2 * (j & 3) + (r >> 2);
     const std::uint32_t from = gates + (j >> 2) * panel_bytes + 2048 * warp + 4 * (r & 3);
-    const int piece = 2 * (j & 3) + (r >> 2);
     std::uint32_t hi[2], lo[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -306,76 +311,74 @@ __device__ __forceinline__ void sums_since_start(float (&g)[4], std::uint32_t ga
       const float2 h = unpack_bf16(hi[i]);
       lo[i] = pack_bf16(a - h.x, b - h.y);
     }
-    mma_16x8x16_of<true>(g, triangle, ones, 0, triangle, hi[0], hi[1]);
-    mma_16x8x16_of<true>(g, triangle, ones, 0, triangle, lo[0], lo[1]);
+    mma_16x8x16_of<true>(g, ones[0], ones[1], ones[2], ones[3], hi[0], hi[1]);
+    mma_16x8x16_of<true>(g, ones[0], ones[1], ones[2], ones[3], lo[0], lo[1]);
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) g[i] *= log2_e;
 }
 
 /// Step 1 where the block is mild: e^(G_t - G_s) as e^G_t times e^-G_s, both in float32, their products with k and q in
 /// TF32.
 template <class C, bool Bf16, bool Outputs>
-__device__ __forceinline__ void mild_products(DiagonalBlock& d, std::uint32_t at, int flip, bool bf16,
+__device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own, std::uint32_t at, int flip, bool bf16,
                                               std::uint32_t gates, int warp, int lane) {
-#pragma unroll 1
+  const int r = lane >> 2, col = 2 * (lane & 3);
+  const std::uint32_t one = bf16 || C::gate_bytes == 4 ? 0x3f80 : 0x3c00;
+  const std::uint32_t triangle = (col <= r ? one : 0) | (col + 1 <= r ? one << 16 : 0);
+  const std::uint32_t ones[4] = {triangle, one | one << 16, 0, triangle};
+  float keys[4] = {}, queries[4] = {}, second[4] = {};  // rows of both squares, columns of the first; of the second
+#pragma unroll 2
   for (int j = 0; j < C::K / 8; ++j) {
     const std::uint32_t place = at + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4);
-    std::uint32_t x[4];
-    load_matrices(x, place);
+    std::uint32_t x[4], right[4], k[4], q[4] = {};
     float g[4];
-    sums_since_start<C>(g, gates, j, flip, bf16, warp, lane);
-    const auto widen = [](std::uint32_t x) { return Bf16 ? unpack_bf16(x) : unpack_half(x); };
-    float grown[4], late[4];  // k e^-G, and with the decay up to the block's end
+    sums_since_start<C>(g, ones, gates, j, flip, bf16, warp, lane);
+    load_matrices(x, place);
+    own.add<Bf16, Outputs>(x);
+    const float2 k0 = widen<Bf16>(x[0]), k1 = widen<Bf16>(x[1]);
     {
-      const float2 k0 = widen(x[0]), k1 = widen(x[1]);
-      const float end0 = __shfl_sync(0xffffffffu, g[2], 28 | (lane & 3)),
-                  end1 = __shfl_sync(0xffffffffu, g[3], 28 | (lane & 3));
-      const float all0 = power_of_two(end0), all1 = power_of_two(end1);
-      grown[0] = k0.x * power_of_two(-g[0]), grown[1] = k0.y * power_of_two(-g[1]);
-      grown[2] = k1.x * power_of_two(-g[2]), grown[3] = k1.y * power_of_two(-g[3]);
-      late[0] = grown[0] * all0, late[1] = grown[1] * all1, late[2] = grown[2] * all0, late[3] = grown[3] * all1;
-      store_two_matrices(place + (C::at_late_K - C::at_K), pack_half(late[0], late[1]),
-                         pack_half(late[2], late[3]));  // lanes 0 to 15 have k
+      // k e^-G, and with the decay up to the block's end
+      const float all0 = power_of_two(log2_e * __shfl_sync(0xffffffffu, g[2], 28 | (lane & 3))),
+                  all1 = power_of_two(log2_e * __shfl_sync(0xffffffffu, g[3], 28 | (lane & 3)));
+      const float a = k0.x * power_of_two(-log2_e * g[0]), b = k0.y * power_of_two(-log2_e * g[1]);
+      const float c = k1.x * power_of_two(-log2_e * g[2]), e = k1.y * power_of_two(-log2_e * g[3]);
+      right[0] = to_tf32(a), right[1] = to_tf32(b), right[2] = to_tf32(c), right[3] = to_tf32(e);
+      store_two_matrices(place + (C::at_late_K - C::at_K), pack_half(a * all0, b * all1),
+                         pack_half(c * all0, e * all1));  // lanes 0 to 15 have k
     }
-    std::uint32_t right[4], k[4], q[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) right[i] = to_tf32(grown[i]), g[i] = power_of_two(g[i]);
-    {
-      const float2 k0 = widen(x[0]), k1 = widen(x[1]);
-      const float a = k0.x * g[0], b = k0.y * g[1], c = k1.x * g[2], e = k1.y * g[3];
-      k[0] = to_tf32(a), k[1] = to_tf32(c), k[2] = to_tf32(b), k[3] = to_tf32(e);
-      x[0] = pack_half(a, b), x[1] = pack_half(c, e);
-    }
+    for (int i = 0; i < 4; ++i) g[i] = power_of_two(log2_e * g[i]);
+    const auto decayed = [&](float2 first, float2 second, std::uint32_t(&to)[4], std::uint32_t& h0, std::uint32_t& h1) {
+      const float a = first.x * g[0], b = first.y * g[1], c = second.x * g[2], e = second.y * g[3];
+      to[0] = to_tf32(a), to[1] = to_tf32(c), to[2] = to_tf32(b), to[3] = to_tf32(e);
+      h0 = pack_half(a, b), h1 = pack_half(c, e);
+    };
+    decayed(k0, k1, k, x[0], x[1]);
     if constexpr (Outputs) {
-      const float2 q0 = widen(x[2]), q1 = widen(x[3]);
-      const float a = q0.x * g[0], b = q0.y * g[1], c = q1.x * g[2], e = q1.y * g[3];
-      q[0] = to_tf32(a), q[1] = to_tf32(c), q[2] = to_tf32(b), q[3] = to_tf32(e);
-      x[2] = pack_half(a, b), x[3] = pack_half(c, e);
+      decayed(widen<Bf16>(x[2]), widen<Bf16>(x[3]), q, x[2], x[3]);
       store_matrices(place, x);
     } else {
       store_two_matrices(place, x[0], x[1]);
     }
-    // rows of both squares of k, of q; of the second square of both
-    float both[4] = {d.square[0][0], d.square[0][1], d.below[0], d.below[1]};
-    mma_16x8x8_tf32(both, k[0], k[1], k[2], k[3], right[0], right[1]);
-    d.square[0][0] = both[0], d.square[0][1] = both[1], d.below[0] = both[2], d.below[1] = both[3];
-    if constexpr (Outputs) {
-      float both[4] = {d.square[0][2], d.square[0][3], d.below[2], d.below[3]};
-      mma_16x8x8_tf32(both, q[0], q[1], q[2], q[3], right[0], right[1]);
-      d.square[0][2] = both[0], d.square[0][3] = both[1], d.below[2] = both[2], d.below[3] = both[3];
-    }
-    mma_16x8x8_tf32(d.square[1], k[1], q[1], k[3], q[3], right[2], right[3]);
+    mma_16x8x8_tf32(keys, k[0], k[1], k[2], k[3], right[0], right[1]);
+    if constexpr (Outputs) mma_16x8x8_tf32(queries, q[0], q[1], q[2], q[3], right[0], right[1]);
+    mma_16x8x8_tf32(second, k[1], q[1], k[3], q[3], right[2], right[3]);
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    d.square[0][e] = keys[e], d.below[e] = keys[2 + e];
+    d.square[0][2 + e] = queries[e], d.below[2 + e] = queries[2 + e];
+    d.square[1][e] = second[e], d.square[1][2 + e] = second[2 + e];
   }
 }
 
-/// The diagonal blocks of A, as floats, and of M.
+/// The diagonal blocks of A, as floats, and of M. Returns how many of this thread's tokens have beta |k|² > 2.
 template <class C, bool Outputs>
-__device__ __forceinline__ void store_diagonal(const DiagonalBlock& d, std::uint32_t scratch, std::uint32_t scalars,
-                                               std::uint32_t square, int warp, int lane) {
+__device__ __forceinline__ int store_diagonal(const DiagonalBlock& d, OwnProducts& own, std::uint32_t scratch,
+                                              std::uint32_t scalars, std::uint32_t square, int warp, int lane) {
   const int r = lane >> 2, col = 2 * (lane & 3), t = 16 * warp + r;
   const std::uint32_t to = scratch + C::X_blocks + 2 * warp * block_bytes;
   const float beta[2] = {load_float(scalars + 8 * t), load_float(scalars + 8 * (t + 8))};
+  own.gather<Outputs>();
   std::uint32_t m[4];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -384,7 +387,7 @@ __device__ __forceinline__ void store_diagonal(const DiagonalBlock& d, std::uint
     for (int e = 0; e < 2; ++e) {
       a[e] = col + e < r ? -beta[i] * d.square[i][e] : 0.f;
       b[e] = col + e < r ? d.square[i][2 + e] : 0.f;
-      if (Outputs && col + e == r) b[e] = load_float(scratch + C::diagonal + 4 * (t + 8 * i));
+      if (Outputs && col + e == r) b[e] = own.query[i];
     }
     store_float2(to + in_floats(r + 8 * i, 8 * i + col), a[0], a[1]);
     m[3 * i] = pack_half(b[0], b[1]);
@@ -395,6 +398,7 @@ __device__ __forceinline__ void store_diagonal(const DiagonalBlock& d, std::uint
     m[1] = pack_half(d.below[2], d.below[3]), m[2] = 0;
     store_matrices(square + swizzled(16 * warp + (lane & 15), 2 * warp + (lane >> 4)), m);
   }
+  return (lane & 3) == 0 ? (beta[0] * own.key[0] > 2) + (beta[1] * own.key[1] > 2) : 0;
 }
 
 // ---- pairs of blocks ----
@@ -493,8 +497,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
   const std::uint32_t keys = smem + C::at_K + w * C::key_bytes, queries = smem + C::at_Q + w * C::key_bytes;
   const std::uint32_t late = smem + C::at_late_K + w * C::key_bytes;
   const std::uint32_t scalars = smem + C::at_scalars + w * C::scalar_bytes;
-  const int gate_stage = w % C::gate_stages;
-  const std::uint32_t gates = smem + C::at_gates + gate_stage * (chunk * C::K * C::gate_bytes);
+  const std::uint32_t gates = smem + C::at_gates + w % C::gate_stages * (chunk * C::K * C::gate_bytes);
   const std::uint32_t T = smem + C::at_T + w * square_bytes, M = smem + C::at_M + w * square_bytes;
   const bool bf16 = pass.log_decay.type == Type::bf16;
   std::uint32_t beta_bits = 0, eta_bits = 0;  // of this thread's token, a chunk ahead
@@ -510,54 +513,57 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
   Marks marks(tid == 0 && w == 0);
 #pragma unroll 1
   for (int c = w; c < chunks.count; c += 2, phase ^= 1) {
-    barrier_wait(bar.arrived(w), phase);
+    // the logarithms are there before the rest
+    barrier_wait(bar.gates(w), phase);
     marks.mark(0);
-    if (tid < chunk) {
-      const float beta = scalar(pass.beta.type, beta_bits);
-      store_float2(scalars + tid * 8, beta, pass.eta.data ? scalar(pass.eta.type, eta_bits) : beta);
-    }
-    const int n = chunks.size(c);
-    if (n < chunk) {  // what follows belongs to others
-      barrier_wait(bar.gates(w), phase);
-      const auto clear = [&](std::uint32_t panel) {
-        for (int i = fresh(tid); i < 512; i += 128)
-          if ((i >> 3) >= n) store16(panel + 16 * i, make_uint4(0, 0, 0, 0));
-      };
-#pragma unroll 1
-      for (int p = 0; p < C::K / 64; ++p) {
-        clear(keys + p * panel_bytes);
-        if (Outputs) clear(queries + p * panel_bytes);
-      }
+    const int n = chunks.size(c);  // what follows belongs to others
+    const auto clear = [&](std::uint32_t panel) {
+      for (int i = fresh(tid); i < 512; i += 128)
+        if ((i >> 3) >= n) store16(panel + 16 * i, make_uint4(0, 0, 0, 0));
+    };
+    if (n < chunk) {
 #pragma unroll 1
       for (int p = 0; p < C::K * C::gate_bytes / 128; ++p) clear(gates + p * panel_bytes);
       fence_for_tensor_cores();  // the next load writes there too
     }
     named_barrier<128>(3 + w);  // and all of the chunk before is done
+    const bool mild = sum_decays<C>(bf16, gates, scratch, warp, fresh(tid) & 31);
+    named_barrier<128>(3 + w);
+    barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
     marks.mark(1);
+    if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
+    if (tid < chunk) {
+      const float beta = scalar(pass.beta.type, beta_bits);
+      store_float2(scalars + tid * 8, beta, pass.eta.data ? scalar(pass.eta.type, eta_bits) : beta);
+    }
+    marks.mark(2);
+    barrier_wait(bar.arrived(w), phase);
+    marks.mark(3);
+    if (n < chunk) {
+#pragma unroll 1
+      for (int p = 0; p < C::K / 64; ++p) {
+        clear(keys + p * panel_bytes);
+        if (Outputs) clear(queries + p * panel_bytes);
+      }
+      fence_for_tensor_cores();
+    }
+    named_barrier<128>(3 + w);
+    marks.mark(4);
     {
       const int lane = fresh(tid) & 31, row = 16 * warp + (lane & 15);
       const std::uint32_t at = (Outputs && lane >= 16 ? queries : keys) + 128 * row;
-      const int breaches = diagonal_products<C, Bf16, Outputs>(at, lane & 7, scalars + 8 * 16 * warp,
-                                                               scratch + C::diagonal + 4 * 16 * warp, lane);
-      if (breaches && counts) atomicAdd(&counts->breaches, breaches);
-      marks.mark(2);
-      barrier_wait(bar.gates(w), phase);
-      marks.mark(3);
-      const bool mild = sum_decays<C>(bf16, gates, scratch, warp, lane);
-      named_barrier<128>(3 + w);
-      barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
-      if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
-      marks.mark(4);
       DiagonalBlock d;
+      OwnProducts own;
       if (mild) {
-        mild_products<C, Bf16, Outputs>(d, at, lane & 7, bf16, gates, warp, lane);
+        mild_products<C, Bf16, Outputs>(d, own, at, lane & 7, bf16, gates, warp, lane);
       } else {
         BlockProducts p;
-        block_products<C, Bf16, Outputs>(p, at, lane & 7, bf16, gates, warp, lane);
+        block_products<C, Bf16, Outputs>(p, own, at, lane & 7, bf16, gates, warp, lane);
         gather<Outputs>(d, p, lane);
       }
       __syncwarp();
-      store_diagonal<C, Outputs>(d, scratch, scalars, M, warp, lane);
+      const int breaches = store_diagonal<C, Outputs>(d, own, scratch, scalars, M, warp, lane);
+      if (breaches && counts) atomicAdd(&counts->breaches, breaches);
     }
     marks.mark(5);
     named_barrier<128>(3 + w);

@@ -308,12 +308,8 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], std::uint32_t a0, std:
                : "r"(a0), "r"(a1), "r"(b));
 }
 
-/// Rounded to the 11 bits that a TF32 operand keeps.
-__device__ __forceinline__ std::uint32_t to_tf32(float x) {
-  std::uint32_t y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
-}
+/// Rounded to the 11 bits that a TF32 operand keeps; infinity and NaN end as anything.
+__device__ __forceinline__ std::uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000; }
 
 __device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
                                                 std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {

@@ -82,7 +82,6 @@ struct Shape {
   static constexpr int table_bytes = 4 * chunk * 4 + 4 * 16 * 8;
   static constexpr int factors = decays;  // [see Factor][channel], as halves
   static constexpr int sums = A_blocks;   // [block of 16 tokens][channel], log2 of its decay; until A is made
-  static constexpr int diagonal = sums + 4 * K * 4;  // q_t k_t; until A is made
   static constexpr int scratch_bytes = channel ? factors + 15 * K * 2 : columns + tables * table_bytes;
   // of each chunk: 64 × {beta, eta}; with a decay also 64 × {e^G, e^(G_end - G)} and e^G_end - 1, or e^G_end - 1 of
   // each channel
