@@ -1086,7 +1086,7 @@ int main(int argc, char** argv) {
       const char* kinds[] = {"", ", a decay a head", ", a decay a channel"};
       Problem problem;
       problem.d_key = problem.d_value = d, problem.gates = kind ? Gates::usual : Gates::none;
-      problem.channels = kind == 2;
+      problem.channels = problem.short_gates = kind == 2;
       Inputs<B> in(131072, 16, 3, problem);
       Solve<B> solve(in, plan_segments(131072, 16, 132 * tasks_at_once(d, d, kind == 2) / ctas_of_task(d, d)), 0);
       for (int part = 1; part < 3; ++part) {

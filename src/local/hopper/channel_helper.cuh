@@ -283,92 +283,91 @@ __device__ __forceinline__ void gather(DiagonalBlock& d, const BlockProducts& p,
   for (int x = 0; x < 4; ++x) d.below[x] = p.eight[x];
 }
 
-/// Sums of the logarithms from the start of a mild block of 16 tokens to this thread's tokens r and r + 8, of two
-/// channels each: a product with `ones` where s <= t, of the gates' type, of bfloat16 for float32. `j`: the group of 8
-/// channels.
+/// The logarithms of 8 channels of a block of 16 tokens, as right operands of a product over the tokens: of float32 as
+/// sums of two numbers of bfloat16. `j`: the group of channels.
 template <class C>
-__device__ __forceinline__ void sums_since_start(float (&g)[4], const std::uint32_t (&ones)[4], std::uint32_t gates,
-                                                 int j, int flip, bool bf16, int warp, int lane) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) g[i] = 0;
+__device__ __forceinline__ void load_logarithms(std::uint32_t (&x)[C::gate_bytes], std::uint32_t gates, int j, int flip,
+                                                int warp, int lane) {
   if constexpr (C::gate_bytes == 2) {
-    std::uint32_t x[2];
     load_two_matrices_transposed(
         x[0], x[1], gates + (16 * warp + (lane & 15)) * 128 + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4));
-    if (bf16)
-      mma_16x8x16_of<true>(g, ones[0], ones[1], ones[2], ones[3], x[0], x[1]);
-    else
-      mma_16x8x16_of<false>(g, ones[0], ones[1], ones[2], ones[3], x[0], x[1]);
-  } else {  // as sums of two numbers of bfloat16
+  } else {
     const int r = lane >> 2, col = 2 * (lane & 3), piece = 2 * (j & 3) + (r >> 2);
     const std::uint32_t from = gates + (j >> 2) * panel_bytes + 2048 * warp + 4 * (r & 3);
-    std::uint32_t hi[2], lo[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float a = load_float(from + 1024 * i + swizzled(col, piece)),
                   b = load_float(from + 1024 * i + swizzled(col + 1, piece));
-      hi[i] = pack_bf16(a, b);
-      const float2 h = unpack_bf16(hi[i]);
-      lo[i] = pack_bf16(a - h.x, b - h.y);
+      x[i] = pack_bf16(a, b);
+      const float2 h = unpack_bf16(x[i]);
+      x[2 + i] = pack_bf16(a - h.x, b - h.y);
     }
-    mma_16x8x16_of<true>(g, ones[0], ones[1], ones[2], ones[3], hi[0], hi[1]);
-    mma_16x8x16_of<true>(g, ones[0], ones[1], ones[2], ones[3], lo[0], lo[1]);
   }
 }
 
 /// Step 1 where the block is mild: e^(G_t - G_s) as e^G_t times e^-G_s, both in float32, their products with k and q in
-/// TF32.
-template <class C, bool Bf16, bool Outputs>
-__device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own, std::uint32_t at, int flip, bool bf16,
+/// TF32. G, of this thread's tokens r and r + 8 and two channels each, is a product of the logarithms with ones where
+/// s <= t. The next channels' are on their way while these are worked on.
+template <class C, bool Bf16, bool Outputs, bool BfGates>
+__device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own, std::uint32_t at, int flip,
                                               std::uint32_t gates, int warp, int lane) {
   const int r = lane >> 2, col = 2 * (lane & 3);
-  const std::uint32_t one = bf16 || C::gate_bytes == 4 ? 0x3f80 : 0x3c00;
+  constexpr std::uint32_t one = BfGates ? 0x3f80 : 0x3c00;
   const std::uint32_t triangle = (col <= r ? one : 0) | (col + 1 <= r ? one << 16 : 0);
-  const std::uint32_t ones[4] = {triangle, one | one << 16, 0, triangle};
-  float keys[4] = {}, queries[4] = {}, second[4] = {};  // rows of both squares, columns of the first; of the second
-#pragma unroll 2
+  std::uint32_t x[4], logs[C::gate_bytes];
+  float g[4] = {};
+  const auto sum = [&] {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) g[i] = 0;
+#pragma unroll
+    for (int i = 0; i < C::gate_bytes; i += 2)
+      mma_16x8x16_of<BfGates>(g, triangle, one | one << 16, 0, triangle, logs[i], logs[i + 1]);
+  };
+  const auto place_of = [&](int j) { return at + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4); };
+  load_logarithms<C>(logs, gates, 0, flip, warp, lane);
+  load_matrices(x, place_of(0));
+  sum();
+#pragma unroll 1
   for (int j = 0; j < C::K / 8; ++j) {
-    const std::uint32_t place = at + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4);
-    std::uint32_t x[4], right[4], k[4], q[4] = {};
-    float g[4];
-    sums_since_start<C>(g, ones, gates, j, flip, bf16, warp, lane);
-    load_matrices(x, place);
+    const std::uint32_t place = place_of(j);
+    const float2 k0 = widen<Bf16>(x[0]), k1 = widen<Bf16>(x[1]), q0 = widen<Bf16>(x[2]), q1 = widen<Bf16>(x[3]);
     own.add<Bf16, Outputs>(x);
-    const float2 k0 = widen<Bf16>(x[0]), k1 = widen<Bf16>(x[1]);
+    if (j + 1 < C::K / 8) {
+      load_logarithms<C>(logs, gates, j + 1, flip, warp, lane);
+      load_matrices(x, place_of(j + 1));
+    }
+    float up[4];
+    std::uint32_t right[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) g[i] *= log2_e, up[i] = power_of_two(g[i]);
     {
       // k e^-G, and with the decay up to the block's end
-      const float all0 = power_of_two(log2_e * __shfl_sync(0xffffffffu, g[2], 28 | (lane & 3))),
-                  all1 = power_of_two(log2_e * __shfl_sync(0xffffffffu, g[3], 28 | (lane & 3)));
-      const float a = k0.x * power_of_two(-log2_e * g[0]), b = k0.y * power_of_two(-log2_e * g[1]);
-      const float c = k1.x * power_of_two(-log2_e * g[2]), e = k1.y * power_of_two(-log2_e * g[3]);
+      const float a = k0.x * inverse_power_of_two(g[0]), b = k0.y * inverse_power_of_two(g[1]);
+      const float c = k1.x * inverse_power_of_two(g[2]), e = k1.y * inverse_power_of_two(g[3]);
       right[0] = to_tf32(a), right[1] = to_tf32(b), right[2] = to_tf32(c), right[3] = to_tf32(e);
+      const float all0 = __shfl_sync(0xffffffffu, up[2], 28 | (lane & 3)),
+                  all1 = __shfl_sync(0xffffffffu, up[3], 28 | (lane & 3));
       store_two_matrices(place + (C::at_late_K - C::at_K), pack_half(a * all0, b * all1),
                          pack_half(c * all0, e * all1));  // lanes 0 to 15 have k
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) g[i] = power_of_two(log2_e * g[i]);
-    const auto decayed = [&](float2 first, float2 second, std::uint32_t(&to)[4], std::uint32_t& h0, std::uint32_t& h1) {
-      const float a = first.x * g[0], b = first.y * g[1], c = second.x * g[2], e = second.y * g[3];
-      to[0] = to_tf32(a), to[1] = to_tf32(c), to[2] = to_tf32(b), to[3] = to_tf32(e);
-      h0 = pack_half(a, b), h1 = pack_half(c, e);
-    };
-    decayed(k0, k1, k, x[0], x[1]);
+    // rows of the first square of k and of q, and of the second; cut to TF32, see below
+    const float first[4] = {k0.x * up[0], q0.x * up[0], k0.y * up[1], q0.y * up[1]};
+    const float second[4] = {k1.x * up[2], q1.x * up[2], k1.y * up[3], q1.y * up[3]};
     if constexpr (Outputs) {
-      decayed(widen<Bf16>(x[2]), widen<Bf16>(x[3]), q, x[2], x[3]);
-      store_matrices(place, x);
+      const std::uint32_t h[4] = {pack_half(first[0], first[2]), pack_half(second[0], second[2]),
+                                  pack_half(first[1], first[3]), pack_half(second[1], second[3])};
+      store_matrices(place, h);
     } else {
-      store_two_matrices(place, x[0], x[1]);
+      store_two_matrices(place, pack_half(first[0], first[2]), pack_half(second[0], second[2]));
     }
-    mma_16x8x8_tf32(keys, k[0], k[1], k[2], k[3], right[0], right[1]);
-    if constexpr (Outputs) mma_16x8x8_tf32(queries, q[0], q[1], q[2], q[3], right[0], right[1]);
-    mma_16x8x8_tf32(second, k[1], q[1], k[3], q[3], right[2], right[3]);
+    mma_16x8x8_tf32(d.square[0], first, right[0], right[1]);
+    mma_16x8x8_tf32(d.below, second, right[0], right[1]);
+    mma_16x8x8_tf32(d.square[1], second, right[2], right[3]);
+    sum();
   }
+  // on average a number cut to TF32 has lost this much
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    d.square[0][e] = keys[e], d.below[e] = keys[2 + e];
-    d.square[0][2 + e] = queries[e], d.below[2 + e] = queries[2 + e];
-    d.square[1][e] = second[e], d.square[1][2 + e] = second[2 + e];
-  }
+  for (int i = 0; i < 4; ++i) d.square[0][i] *= 1.00035f, d.square[1][i] *= 1.00035f, d.below[i] *= 1.00035f;
 }
 
 /// The diagonal blocks of A, as floats, and of M. Returns how many of this thread's tokens have beta |k|² > 2.
@@ -555,7 +554,10 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       DiagonalBlock d;
       OwnProducts own;
       if (mild) {
-        mild_products<C, Bf16, Outputs>(d, own, at, lane & 7, bf16, gates, warp, lane);
+        if (bf16 || C::gate_bytes == 4)
+          mild_products<C, Bf16, Outputs, true>(d, own, at, lane & 7, gates, warp, lane);
+        else
+          mild_products<C, Bf16, Outputs, C::gate_bytes == 4>(d, own, at, lane & 7, gates, warp, lane);
       } else {
         BlockProducts p;
         block_products<C, Bf16, Outputs>(p, own, at, lane & 7, bf16, gates, warp, lane);

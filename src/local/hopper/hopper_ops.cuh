@@ -227,6 +227,13 @@ __device__ __forceinline__ float power_of_two(float x) {
   return y;
 }
 
+/// 2^-x, as the above.
+__device__ __forceinline__ float inverse_power_of_two(float x) {
+  float y;
+  asm("{\n.reg .f32 t;\nneg.f32 t, %1;\nex2.approx.ftz.f32 %0, t;\n}" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ std::uint32_t pack_half(float low, float high) {
   std::uint32_t d;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -311,13 +318,13 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], std::uint32_t a0, std:
 /// Rounded to the 11 bits that a TF32 operand keeps; infinity and NaN end as anything.
 __device__ __forceinline__ std::uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000; }
 
-__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                                                std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const float (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(b0), "r"(b1));
 }
 
 // ---- wgmma ----
