@@ -35,7 +35,8 @@ cudaError_t run_channel_pass(const Pass& pass, cudaStream_t stream) {
 
 #ifdef LONGSCAN_HOPPER_PROFILE
 void print_channel_profile() {
-  print_marks({"wait for the decays", "sums, wait for the state", "factors", "wait for data", "barrier", "16 tokens", "barrier", "pairs of blocks", "barrier", "scale the tiles", "merges"});
+  print_marks({"wait for the decays", "sums, wait for the state", "factors", "wait for data", "barrier", "16 tokens",
+               "barrier", "pairs of blocks", "barrier", "scale the tiles", "merges"});
 }
 #endif
 

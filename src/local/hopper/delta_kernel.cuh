@@ -127,8 +127,8 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
   // the state has.
   const auto leave = [&](int stage, int c) {
     if constexpr (C::maps) {
-      barrier_arrive(bar.left(stage));
-    } else {
+      warp_arrives(bar.left(stage), lane);
+    } else if (lane == 0) {
       constexpr unsigned warps = 4 * C::states;
       if ((count_up(smem + C::at_left + 4 * stage) & (warps - 1)) != warps - 1) return;
       const Chunks chunks = chunks_now();
@@ -211,7 +211,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       }
       // what the loads bring is done with, the rest of what the helper makes is not
       __syncwarp();
-      if (lane == 0) leave(stage.slot, c);
+      leave(stage.slot, c);
       __syncwarp();
     }
     marks.mark(21);
@@ -253,7 +253,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     marks.mark(23);
     hold(early);
     hold(late);
-    if (!C::channel && lane == 0) barrier_arrive(bar.t_empty(slot.slot));
+    if constexpr (!Decay) warp_arrives(bar.t_empty(slot.slot), lane);
     if constexpr (Outputs || !head_decay) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -271,6 +271,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
         Xd[2 * j] = pack_half(x[0] * f.y, x[1] * f.w), Xd[2 * j + 1] = pack_half(x[2] * f.y, x[3] * f.w);
       }
       hold(Xd);
+      warp_arrives(bar.t_empty(slot.slot), lane);
     }
     hold(S);
     products_fence();
@@ -310,11 +311,10 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       products_wait<0>();
       hold(O);
     }
-    if (Outputs || C::channel)
-      if (lane == 0) barrier_arrive(bar.m_empty(slot.slot));
+    if (Outputs || C::channel) warp_arrives(bar.m_empty(slot.slot), lane);
     if constexpr (!C::channel) {
       __syncwarp();  // all lanes have read
-      if (lane == 0) leave(done_stage, c);
+      leave(done_stage, c);
       __syncwarp();
     }
     marks.mark(25);
@@ -396,13 +396,14 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
     return;
   }
   if (threadIdx.x == 0) {
+    constexpr int leaving = 4 * C::states * arriving_lanes;
     for (int s = 0; s < C::stages; ++s) {
-      barrier_init(bar.full(s), 128), barrier_init(bar.arrived(s), 1), barrier_init(bar.left(s), 4 * C::states);
+      barrier_init(bar.full(s), 128), barrier_init(bar.arrived(s), 1), barrier_init(bar.left(s), leaving);
       store4(smem + C::at_left + 4 * s, 0);
     }
     for (int s = 0; s < C::slots; ++s) {
-      barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), C::channel ? 1 : 4 * C::states);
-      barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), 4 * C::states);
+      barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), C::channel ? 1 : leaving);
+      barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), leaving);
     }
     if (C::values_apart)
       for (int s = 0; s < C::value_stages; ++s) barrier_init(bar.values(s), 1);

@@ -30,6 +30,19 @@ __device__ __forceinline__ void barrier_arrive(std::uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
+/// How many lanes of a warp arrive where one could for all. compute-sanitizer's racecheck follows a barrier only from
+/// the lanes that arrive; built for it, all do.
+#ifdef LONGSCAN_HOPPER_RACECHECK
+constexpr int arriving_lanes = 32;
+#else
+constexpr int arriving_lanes = 1;
+#endif
+
+/// The barrier counts `arriving_lanes` a warp.
+__device__ __forceinline__ void warp_arrives(std::uint32_t bar, int lane) {
+  if (lane < arriving_lanes) barrier_arrive(bar);
+}
+
 __device__ __forceinline__ void barrier_wait(std::uint32_t bar, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -318,7 +331,8 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], std::uint32_t a0, std:
 /// Rounded to the 11 bits that a TF32 operand keeps; infinity and NaN end as anything.
 __device__ __forceinline__ std::uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000; }
 
-__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const float (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const float (&a)[4], std::uint32_t b0,
+                                                std::uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"

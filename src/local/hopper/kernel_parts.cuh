@@ -68,8 +68,8 @@ struct Shape {
   static constexpr int at_T = at_no_V + (pairs ? value_bytes : 0);
   static constexpr int at_M = at_T + slots * square_bytes;
   static constexpr int at_O = at_M + (outputs ? slots * square_bytes : 0);
-  static constexpr int at_late_K = at_O + (outputs ? states * panel_bytes : 0);    // see channel_helper.cuh
-  static constexpr int at_gates = at_late_K + (channel ? stages * key_bytes : 0);  // logarithms of decays a channel
+  static constexpr int at_late_K = at_O + (outputs ? states * panel_bytes : 0);       // see channel_helper.cuh
+  static constexpr int at_gates = at_late_K + (channel ? stages * key_bytes : 0);     // logarithms of decays a channel
   static constexpr int gate_stages = gate_bytes == 4 && outputs && K == 128 ? 1 : 2;  // as many as there is memory for
   static constexpr int at_scratch = at_gates + gate_stages * chunk * K * gate_bytes;
   // scratch of a helper

@@ -44,6 +44,8 @@ __device__ __forceinline__ void wide_helper_role(const Pass& pass, const Task& t
     const std::uint32_t keys = smem + C::at_K + stage * C::key_bytes, queries = smem + C::at_Q + stage * C::key_bytes;
     if (stage == w) {
       barrier_wait(bar.arrived(stage), phase);  // for all threads also the proof that the state has left the stage
+      if constexpr (arriving_lanes > 1)         // the same, where racecheck sees it
+        barrier_wait(Outputs ? bar.m_empty(stage) : bar.t_empty(stage), phase ^ 1);
       marks.mark(0);
       if (tid < chunk) {
         const float beta = scalar(pass.beta.type, beta_bits);

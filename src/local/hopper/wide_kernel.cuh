@@ -216,7 +216,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     marks.mark(23);
     hold(early);
     hold(late);
-    if (lane == 0) barrier_arrive(bar.t_empty(stage.slot));
+    if constexpr (!Decay) warp_arrives(bar.t_empty(stage.slot), lane);
     if constexpr (Outputs || !Decay) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -234,6 +234,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
         Xd[2 * j] = pack_half(x[0] * f.y, x[1] * f.w), Xd[2 * j + 1] = pack_half(x[2] * f.y, x[3] * f.w);
       }
       hold(Xd);
+      warp_arrives(bar.t_empty(stage.slot), lane);
     }
     hold(S);
     if constexpr (Outputs) hold(O);
@@ -274,7 +275,7 @@ __device__ __forceinline__ void wide_state_role(const Pass& pass, const Maps& ma
     if constexpr (Outputs) {  // by now done; its left operand's registers are needed
       products_wait<0>();
       hold(O);
-      if (lane == 0) barrier_arrive(bar.m_empty(done_stage));
+      warp_arrives(bar.m_empty(done_stage), lane);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float x = O[2 * i] * pass.scale, y = O[2 * i + 1] * pass.scale;
@@ -340,8 +341,8 @@ __global__ void __launch_bounds__(C::threads, 1)
       store4(smem + C::at_left + 4 * s, 0);
     }
     for (int s = 0; s < C::slots; ++s) {
-      barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), 4 * C::states);
-      barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), 4 * C::states);
+      barrier_init(bar.t_full(s), 128), barrier_init(bar.t_empty(s), 4 * C::states * arriving_lanes);
+      barrier_init(bar.m_full(s), 128), barrier_init(bar.m_empty(s), 4 * C::states * arriving_lanes);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
