@@ -267,7 +267,8 @@ struct DiagonalBlock {
 };
 
 template <bool Outputs>
-__device__ __forceinline__ void gather(DiagonalBlock& d, const BlockProducts& p, int lane) {
+__device__ __forceinline__ void gather(DiagonalBlock& d, OwnProducts& own, const BlockProducts& p, int lane) {
+  own.gather<Outputs>();
   const int r = lane >> 2, col = 2 * (lane & 3);
 #pragma unroll
   for (int i = 0; i < 2; ++i)
@@ -277,7 +278,7 @@ __device__ __forceinline__ void gather(DiagonalBlock& d, const BlockProducts& p,
       const float one = i == 0 ? p.one[x] : __shfl_xor_sync(0xffffffffu, p.one[x ^ 1], 4);
       const float two = i == 0 ? p.two[x] : __shfl_xor_sync(0xffffffffu, p.two[x], 9);
       const float four = i == 0 ? p.four[x] : __shfl_xor_sync(0xffffffffu, p.four[x], 18);
-      d.square[i][x] = apart >= 4 ? four : apart >= 2 ? two : one;
+      d.square[i][x] = apart >= 4 ? four : apart >= 2 ? two : apart == 0 && x > 1 ? own.query[i] : one;
     }
 #pragma unroll
   for (int x = 0; x < 4; ++x) d.below[x] = p.eight[x];
@@ -331,7 +332,7 @@ __device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own
   for (int j = 0; j < C::K / 8; ++j) {
     const std::uint32_t place = place_of(j);
     const float2 k0 = widen<Bf16>(x[0]), k1 = widen<Bf16>(x[1]), q0 = widen<Bf16>(x[2]), q1 = widen<Bf16>(x[3]);
-    own.add<Bf16, Outputs>(x);
+    own.add<Bf16, false>(x);  // q k are on the diagonal of the products
     if (j + 1 < C::K / 8) {
       load_logarithms<C>(logs, gates, j + 1, flip, warp, lane);
       load_matrices(x, place_of(j + 1));
@@ -368,16 +369,16 @@ __device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own
   // on average a number cut to TF32 has lost this much
 #pragma unroll
   for (int i = 0; i < 4; ++i) d.square[0][i] *= 1.00035f, d.square[1][i] *= 1.00035f, d.below[i] *= 1.00035f;
+  own.gather<false>();
 }
 
 /// The diagonal blocks of A, as floats, and of M. Returns how many of this thread's tokens have beta |k|² > 2.
 template <class C, bool Outputs>
-__device__ __forceinline__ int store_diagonal(const DiagonalBlock& d, OwnProducts& own, std::uint32_t scratch,
+__device__ __forceinline__ int store_diagonal(const DiagonalBlock& d, const OwnProducts& own, std::uint32_t scratch,
                                               std::uint32_t scalars, std::uint32_t square, int warp, int lane) {
   const int r = lane >> 2, col = 2 * (lane & 3), t = 16 * warp + r;
   const std::uint32_t to = scratch + C::X_blocks + 2 * warp * block_bytes;
   const float beta[2] = {load_float(scalars + 8 * t), load_float(scalars + 8 * (t + 8))};
-  own.gather<Outputs>();
   std::uint32_t m[4];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -385,8 +386,7 @@ __device__ __forceinline__ int store_diagonal(const DiagonalBlock& d, OwnProduct
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       a[e] = col + e < r ? -beta[i] * d.square[i][e] : 0.f;
-      b[e] = col + e < r ? d.square[i][2 + e] : 0.f;
-      if (Outputs && col + e == r) b[e] = own.query[i];
+      b[e] = col + e <= r ? d.square[i][2 + e] : 0.f;
     }
     store_float2(to + in_floats(r + 8 * i, 8 * i + col), a[0], a[1]);
     m[3 * i] = pack_half(b[0], b[1]);
@@ -561,7 +561,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       } else {
         BlockProducts p;
         block_products<C, Bf16, Outputs>(p, own, at, lane & 7, bf16, gates, warp, lane);
-        gather<Outputs>(d, p, lane);
+        gather<Outputs>(d, own, p, lane);
       }
       __syncwarp();
       const int breaches = store_diagonal<C, Outputs>(d, own, scratch, scalars, M, warp, lane);
