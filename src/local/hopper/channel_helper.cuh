@@ -14,8 +14,9 @@
 //   2. Pairs of blocks are products of these tiles, with the decay of the blocks between.
 //   3. The tiles get the decay of the blocks before (K̂, Q̂) and after (K~).
 // There are two stages, one for each helper; memory holds no more. The state leaves k and q as soon as it has R and O,
-// and K~, T and M at the chunk's end. There is one place for values, and for the logarithms one a helper, or one which
-// they need in turn: who has made its 16 tokens starts the next load.
+// and K~, T and M at the chunk's end. There is one place for values. K~ takes the place of logarithms of 16 bits, and
+// there are four such places, so that a helper need not wait for the state before it begins; float32's have one or two
+// (who has made its 16 tokens starts the next load), and K~ one a stage.
 #include "local/hopper/kernel_parts.cuh"
 
 namespace longscan::hopper {
@@ -193,7 +194,8 @@ __device__ __forceinline__ std::uint32_t scaled(std::uint32_t x, float a, float 
 /// 8 channels but for the swizzle by `flip`.
 template <class C, bool Bf16, bool Outputs>
 __device__ __forceinline__ void block_products(BlockProducts& p, OwnProducts& own, std::uint32_t at, int flip,
-                                               bool bf16, std::uint32_t gates, int warp, int lane) {
+                                               std::uint32_t to_late, bool bf16, std::uint32_t gates, int warp,
+                                               int lane) {
   const bool second = lane & 4, third = lane & 8, fourth = lane & 16;  // this token is behind the cut
 #pragma unroll 1
   for (int j = 0; j < C::K / 8; ++j) {
@@ -247,7 +249,7 @@ __device__ __forceinline__ void block_products(BlockProducts& p, OwnProducts& ow
                multiply_halves(x[0], pack_half(until[0], until[1])));
 #pragma unroll
     for (int i = 0; i < 2; ++i) since[2 + i] *= all[i], until[i] *= all[2 + i];
-    store_two_matrices(place + (C::at_late_K - C::at_K), scaled(x[0], until[0], until[1]),
+    store_two_matrices(place + to_late, scaled(x[0], until[0], until[1]),
                        scaled(x[1], until[2], until[3]));  // lanes 0 to 15 have k
     x[0] = scaled(x[0], since[0], since[1]), x[1] = scaled(x[1], since[2], since[3]);
     if constexpr (Outputs) {
@@ -311,7 +313,7 @@ __device__ __forceinline__ void load_logarithms(std::uint32_t (&x)[C::gate_bytes
 /// s <= t. The next channels' are on their way while these are worked on.
 template <class C, bool Bf16, bool Outputs, bool BfGates>
 __device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own, std::uint32_t at, int flip,
-                                              std::uint32_t gates, int warp, int lane) {
+                                              std::uint32_t to_late, std::uint32_t gates, int warp, int lane) {
   const int r = lane >> 2, col = 2 * (lane & 3);
   constexpr std::uint32_t one = BfGates ? 0x3f80 : 0x3c00;
   const std::uint32_t triangle = (col <= r ? one : 0) | (col + 1 <= r ? one << 16 : 0);
@@ -338,20 +340,20 @@ __device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own
       load_matrices(x, place_of(j + 1));
     }
     float up[4];
-    std::uint32_t right[4];
+    float right[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) g[i] *= log2_e, up[i] = power_of_two(g[i]);
     {
       // k e^-G, and with the decay up to the block's end
       const float a = k0.x * inverse_power_of_two(g[0]), b = k0.y * inverse_power_of_two(g[1]);
       const float c = k1.x * inverse_power_of_two(g[2]), e = k1.y * inverse_power_of_two(g[3]);
-      right[0] = to_tf32(a), right[1] = to_tf32(b), right[2] = to_tf32(c), right[3] = to_tf32(e);
+      right[0] = a, right[1] = b, right[2] = c, right[3] = e;
       const float all0 = __shfl_sync(0xffffffffu, up[2], 28 | (lane & 3)),
                   all1 = __shfl_sync(0xffffffffu, up[3], 28 | (lane & 3));
-      store_two_matrices(place + (C::at_late_K - C::at_K), pack_half(a * all0, b * all1),
+      store_two_matrices(place + to_late, pack_half(a * all0, b * all1),
                          pack_half(c * all0, e * all1));  // lanes 0 to 15 have k
     }
-    // rows of the first square of k and of q, and of the second; cut to TF32, see below
+    // rows of the first square of k and of q, and of the second
     const float first[4] = {k0.x * up[0], q0.x * up[0], k0.y * up[1], q0.y * up[1]};
     const float second[4] = {k1.x * up[2], q1.x * up[2], k1.y * up[3], q1.y * up[3]};
     if constexpr (Outputs) {
@@ -366,9 +368,9 @@ __device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own
     mma_16x8x8_tf32(d.square[1], second, right[2], right[3]);
     sum();
   }
-  // on average a number cut to TF32 has lost this much
+  // what products of two numbers that are cut to TF32 lose on average
 #pragma unroll
-  for (int i = 0; i < 4; ++i) d.square[0][i] *= 1.00035f, d.square[1][i] *= 1.00035f, d.below[i] *= 1.00035f;
+  for (int i = 0; i < 4; ++i) d.square[0][i] *= 1.0007f, d.square[1][i] *= 1.0007f, d.below[i] *= 1.0007f;
   own.gather<false>();
 }
 
@@ -491,12 +493,10 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
                                                     Counts* counts) {
   const int tid = threadIdx.x & 127, warp = __shfl_sync(0xffffffffu, tid >> 5, 0);
   const int head = task.head;
-  // everything of this helper's chunks is always in the same place
+  // what is not in a ring of this helper's own is always in the same place
   const std::uint32_t scratch = smem + C::at_scratch + w * C::scratch_bytes;
   const std::uint32_t keys = smem + C::at_K + w * C::key_bytes, queries = smem + C::at_Q + w * C::key_bytes;
-  const std::uint32_t late = smem + C::at_late_K + w * C::key_bytes;
   const std::uint32_t scalars = smem + C::at_scalars + w * C::scalar_bytes;
-  const std::uint32_t gates = smem + C::at_gates + w % C::gate_stages * (chunk * C::K * C::gate_bytes);
   const std::uint32_t T = smem + C::at_T + w * square_bytes, M = smem + C::at_M + w * square_bytes;
   const bool bf16 = pass.log_decay.type == Type::bf16;
   std::uint32_t beta_bits = 0, eta_bits = 0;  // of this thread's token, a chunk ahead
@@ -513,7 +513,10 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
 #pragma unroll 1
   for (int c = w; c < chunks.count; c += 2, phase ^= 1) {
     // the logarithms are there before the rest
-    barrier_wait(bar.gates(w), phase);
+    const int place = C::in_place ? c % C::gate_stages : w;
+    const std::uint32_t gates = smem + C::at_gates + (C::gate_stages == 1 ? 0 : place) * (chunk * C::K * C::gate_bytes);
+    const std::uint32_t late = C::in_place ? gates : smem + C::at_late_K + w * C::key_bytes;
+    barrier_wait(bar.gates(place), C::in_place ? c / C::gate_stages & 1 : phase);
     marks.mark(0);
     const int n = chunks.size(c);  // what follows belongs to others
     const auto clear = [&](std::uint32_t panel) {
@@ -528,16 +531,16 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
     named_barrier<128>(3 + w);  // and all of the chunk before is done
     const bool mild = sum_decays<C>(bf16, gates, scratch, warp, fresh(tid) & 31);
     named_barrier<128>(3 + w);
-    barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
+    if constexpr (!C::in_place || arriving_lanes > 1) barrier_wait(bar.m_empty(w), phase ^ 1);
     marks.mark(1);
-    if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + w * C::decay_bytes, tid);
+    if (tid < C::K) make_factors<C>(scratch, smem + C::at_decays + (C::in_place ? place : w) * C::decay_bytes, tid);
+    marks.mark(2);
+    barrier_wait(bar.arrived(w), phase);  // also the proof that the state is done with the scalars of two chunks before
+    marks.mark(3);
     if (tid < chunk) {
       const float beta = scalar(pass.beta.type, beta_bits);
       store_float2(scalars + tid * 8, beta, pass.eta.data ? scalar(pass.eta.type, eta_bits) : beta);
     }
-    marks.mark(2);
-    barrier_wait(bar.arrived(w), phase);
-    marks.mark(3);
     if (n < chunk) {
 #pragma unroll 1
       for (int p = 0; p < C::K / 64; ++p) {
@@ -550,28 +553,37 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
     marks.mark(4);
     {
       const int lane = fresh(tid) & 31, row = 16 * warp + (lane & 15);
-      const std::uint32_t at = (Outputs && lane >= 16 ? queries : keys) + 128 * row;
+      const std::uint32_t at = (Outputs && lane >= 16 ? queries : keys) + 128 * row, to_late = late - keys;
       DiagonalBlock d;
       OwnProducts own;
       if (mild) {
         if (bf16 || C::gate_bytes == 4)
-          mild_products<C, Bf16, Outputs, true>(d, own, at, lane & 7, gates, warp, lane);
+          mild_products<C, Bf16, Outputs, true>(d, own, at, lane & 7, to_late, gates, warp, lane);
         else
-          mild_products<C, Bf16, Outputs, C::gate_bytes == 4>(d, own, at, lane & 7, gates, warp, lane);
+          mild_products<C, Bf16, Outputs, C::gate_bytes == 4>(d, own, at, lane & 7, to_late, gates, warp, lane);
       } else {
         BlockProducts p;
-        block_products<C, Bf16, Outputs>(p, own, at, lane & 7, bf16, gates, warp, lane);
+        block_products<C, Bf16, Outputs>(p, own, at, lane & 7, to_late, bf16, gates, warp, lane);
         gather<Outputs>(d, own, p, lane);
       }
       __syncwarp();
+      if constexpr (C::in_place) {
+        barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
+        const int next = c + 2;
+        if (tid == 0 && next >= C::gate_stages && next < chunks.count)
+          load_gates<C>(maps, head, static_cast<int>(chunks.first(next)),
+                        smem + C::at_gates + next % C::gate_stages * C::key_bytes, bar.gates(next % C::gate_stages));
+        __syncwarp();
+      }
       const int breaches = store_diagonal<C, Outputs>(d, own, scratch, scalars, M, warp, lane);
       if (breaches && counts) atomicAdd(&counts->breaches, breaches);
     }
     marks.mark(5);
     named_barrier<128>(3 + w);
-    if (tid == 0 && c + C::gate_stages < chunks.count)
-      load_gates<C>(maps, head, static_cast<int>(chunks.first(c + C::gate_stages)), gates,
-                    bar.gates((w + C::gate_stages) & 1));
+    if constexpr (!C::in_place)
+      if (tid == 0 && c + C::gate_stages < chunks.count)
+        load_gates<C>(maps, head, static_cast<int>(chunks.first(c + C::gate_stages)), gates,
+                      bar.gates((w + C::gate_stages) & 1));
     __syncwarp();
     marks.mark(6);
     const int part = (warp + c) & 3;  // another warp, and quarter of the multiprocessor, has most to do each time

@@ -132,12 +132,12 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
       constexpr unsigned warps = 4 * C::states;
       if ((count_up(smem + C::at_left + 4 * stage) & (warps - 1)) != warps - 1) return;
       const Chunks chunks = chunks_now();
-      if constexpr (C::values_apart)
-        if (loads_values && c + 1 < chunks.count)
-          load_values<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.values(0), 0);
       if (c + C::stages < chunks.count)
         load_chunk<C, Outputs>(maps, head / pass.group, head, loads_values && !C::values_apart,
                                static_cast<int>(chunks.first(c + C::stages)), smem, bar.arrived(stage), stage);
+      if constexpr (C::values_apart)
+        if (loads_values && c + 1 < chunks.count)
+          load_values<C>(maps, head, static_cast<int>(chunks.first(c + 1)), smem, bar.values(0), 0);
     }
   };
 
@@ -231,7 +231,7 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     }
     const std::uint32_t decays = smem + C::at_decays + number.slot * C::decay_bytes + my_k * 8;
     if constexpr (C::channel) {
-      const std::uint32_t less = smem + C::at_decays + number.slot * C::decay_bytes + my_k * 4;
+      const std::uint32_t less = smem + C::at_decays + c % C::decay_slots * C::decay_bytes + my_k * 4;
 #pragma unroll
       for (int j = 0; j < N / 4; ++j) {
         const float2 f = load_float2(less + 32 * j);
@@ -276,7 +276,9 @@ __device__ __forceinline__ void state_role(const Pass& pass, const Maps& maps, c
     hold(S);
     products_fence();
     {
-      const std::uint64_t b = column_descriptor(C::channel ? smem + C::at_late_K + stage.slot * C::key_bytes : keys);
+      const std::uint64_t b = column_descriptor(C::in_place  ? smem + C::at_gates + c % C::gate_stages * C::key_bytes
+                                                : C::channel ? smem + C::at_late_K + stage.slot * C::key_bytes
+                                                             : keys);
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
         const std::uint32_t* x = head_decay ? Xd + (head_decay ? 4 * s : 0) : Xh + 4 * s;
@@ -407,6 +409,8 @@ __global__ void __launch_bounds__(C::threads, C::per_multiprocessor)
     }
     if (C::values_apart)
       for (int s = 0; s < C::value_stages; ++s) barrier_init(bar.values(s), 1);
+    if (C::channel)
+      for (int s = 0; s < (C::gate_stages == 1 ? 2 : C::gate_stages); ++s) barrier_init(bar.gates(s), 1);
     chunks.store(smem + C::at_chunks);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

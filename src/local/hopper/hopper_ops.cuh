@@ -328,17 +328,14 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], std::uint32_t a0, std:
                : "r"(a0), "r"(a1), "r"(b));
 }
 
-/// Rounded to the 11 bits that a TF32 operand keeps; infinity and NaN end as anything.
-__device__ __forceinline__ std::uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000; }
-
-__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const float (&a)[4], std::uint32_t b0,
-                                                std::uint32_t b1) {
+/// Operands are cut to the 11 bits that TF32 keeps.
+__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-        "r"(b0), "r"(b1));
+        "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
 // ---- wgmma ----

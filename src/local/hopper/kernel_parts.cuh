@@ -68,10 +68,12 @@ struct Shape {
   static constexpr int at_T = at_no_V + (pairs ? value_bytes : 0);
   static constexpr int at_M = at_T + slots * square_bytes;
   static constexpr int at_O = at_M + (outputs ? slots * square_bytes : 0);
-  static constexpr int at_late_K = at_O + (outputs ? states * panel_bytes : 0);       // see channel_helper.cuh
-  static constexpr int at_gates = at_late_K + (channel ? stages * key_bytes : 0);     // logarithms of decays a channel
-  static constexpr int gate_stages = gate_bytes == 4 && outputs && K == 128 ? 1 : 2;  // as many as there is memory for
-  static constexpr int at_scratch = at_gates + gate_stages * chunk * K * gate_bytes;
+  // logarithms of decays a channel; K~, see channel_helper.cuh, takes the place of those of 16 bits
+  static constexpr bool in_place = gate_bytes == 2;
+  static constexpr int gate_stages = in_place ? 4 : gate_bytes == 4 && outputs && K == 128 ? 1 : 2;
+  static constexpr int at_late_K = at_O + (outputs ? states * panel_bytes : 0);
+  static constexpr int at_gates = at_late_K + (channel && !in_place ? stages * key_bytes : 0);
+  static constexpr int at_scratch = at_gates + (channel ? gate_stages * chunk * K * gate_bytes : 0);
   // scratch of a helper
   static constexpr int A_blocks = 0;                               // (1,0) (2,0) (2,1) (3,0) (3,1) (3,2), hi then lo
   static constexpr int X_blocks = A_blocks + 2 * 6 * block_bytes;  // diagonal blocks of T, transposed; hi, lo of each
@@ -89,9 +91,11 @@ struct Shape {
   static constexpr int scalar_bytes = chunk * 8;
   static constexpr int at_decays = at_scalars + numbers * scalar_bytes;
   static constexpr int decay_bytes = channel ? K * 4 : chunk * 8 + 16;
-  static constexpr int at_barriers = at_decays + numbers * decay_bytes;
+  static constexpr int decay_slots = in_place ? gate_stages : numbers;
+  static constexpr int at_barriers = at_decays + decay_slots * decay_bytes;
   // counts of warps that left a stage
-  static constexpr int at_left = at_barriers + 8 * (3 * stages + 4 * slots + value_stages);
+  static constexpr int at_left =
+      at_barriers + 8 * (3 * stages + 4 * slots + value_stages + (gate_stages == 1 ? 2 : gate_stages));
   static constexpr int at_chunks = (at_left + 4 * stages + 15) / 16 * 16;  // see Chunks
   static constexpr int total = at_chunks + 32;
   static constexpr int allocated = total + 1024;  // the start is aligned by hand
@@ -129,12 +133,12 @@ struct Barriers {
   __device__ std::uint32_t arrived(int s) const { return base + 8 * (C::stages + s); }
   __device__ std::uint32_t t_full(int s) const { return base + 8 * (2 * C::stages + s); }
   __device__ std::uint32_t t_empty(int s) const { return base + 8 * (2 * C::stages + C::slots + s); }
-  /// With decays a channel: their logarithms are there for a helper.
-  __device__ std::uint32_t gates(int s) const { return t_empty(s); }
   __device__ std::uint32_t m_full(int s) const { return base + 8 * (2 * C::stages + 2 * C::slots + s); }
   __device__ std::uint32_t m_empty(int s) const { return base + 8 * (2 * C::stages + 3 * C::slots + s); }
   /// All warps of the state have left a stage; where helpers load.
   __device__ std::uint32_t left(int s) const { return values(C::value_stages) + 8 * s; }
+  /// Decays a channel: their logarithms are there; for a helper where there is one place.
+  __device__ std::uint32_t gates(int s) const { return left(C::stages) + 8 * s; }
   /// Of values that are loaded by themselves.
   __device__ std::uint32_t values(int s) const { return base + 8 * (2 * C::stages + 4 * C::slots + s); }
 };
