@@ -13,6 +13,7 @@ namespace longscan {
 Worker::Worker() {
   sigset_t all, before;
   sigfillset(&all);
+  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);  // faults of the thread itself
   pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <hdf5.h>
 #include <sys/mount.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -211,6 +212,82 @@ TEST_F(IoTest, ReadsEveryLayoutAndSlabs) {
             std::string::npos);
   fs::resize_file(at("raw.bin"), 100);
   EXPECT_NE(InputFile(at("external.h5")).find("/a/x")->problem.find("too short"), std::string::npos);
+}
+
+/// Slabs in the system's cache: the same values, and none where bytes lie otherwise than they are read, or elsewhere.
+TEST_F(IoTest, MapsWhatLiesAsItIsRead) {
+  struct statfs system {};
+  ASSERT_EQ(statfs(folder_.c_str(), &system), 0);
+  constexpr decltype(system.f_type) ext = 0xef53, xfs = 0x58465342, tmpfs = 0x01021994;
+  if (system.f_type != ext && system.f_type != xfs && system.f_type != tmpfs) GTEST_SKIP() << "not a disk of this node";
+  const Shape shape{2, 1000, 150};  // 2.4 MB of float64
+  const auto values = counting(2 * 1000 * 150);
+  auto swapped = values;
+  for (double& v : swapped) std::reverse(reinterpret_cast<char*>(&v), reinterpret_cast<char*>(&v + 1));
+  {
+    Maker plain(at("plain.h5")), chunked(at("chunked.h5")), linked(at("linked.h5")), external(at("external.h5"));
+    plain.put("/first", H5T_IEEE_F64LE, {3}, values.data());  // so that x starts anywhere
+    plain.put("/x", H5T_IEEE_F64LE, shape, values.data());
+    plain.put("/swapped", H5T_IEEE_F64BE, shape, swapped.data());
+    plain.put("/odd", H5T_STD_I8LE, {3}, values.data());
+    plain.put("/unaligned", H5T_IEEE_F64LE, shape, values.data());
+    const hsize_t chunk[] = {2, 1000, 150};
+    H5Pset_chunk(chunked.creation(), 3, chunk);
+    chunked.put("/x", H5T_IEEE_F64LE, shape, values.data());
+    H5Lcreate_external("plain.h5", "/x", linked.file(), "/x", H5P_DEFAULT, H5P_DEFAULT);
+    std::ofstream(at("raw.bin"), std::ios::binary)
+        .write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * 8));
+    H5Pset_external(external.creation(), at("raw.bin").c_str(), 0, values.size() * 8);
+    external.put("/x", H5T_IEEE_F64LE, shape, nullptr);
+  }
+  fs::create_symlink("plain.h5", at("symlink.h5"));
+  for (const char* name : {"plain.h5", "symlink.h5"}) {
+    const InputFile file(at(name));
+    const auto x = file.find("/x");
+    for (const Slab& slab : {Slab{{0, 0, 0}, shape}, Slab{{1, 7, 0}, {1, 990, 150}}}) {
+      const auto mapped = file.map(*x, slab);
+      ASSERT_TRUE(mapped) << name;
+      file.load(*mapped);
+      std::vector<double> read(slab.count[0] * slab.count[1] * slab.count[2]);
+      file.read(*x, slab, read.data());
+      EXPECT_EQ(std::memcmp(mapped->data(), read.data(), read.size() * sizeof(double)), 0) << name;
+      EXPECT_EQ(read[0], static_cast<double>((slab.begin[0] * 1000 + slab.begin[1]) * 150));
+    }
+    file.require_whole();
+    EXPECT_FALSE(file.map(*x, {{0, 0, 0}, {2, 900, 150}})) << "two runs";
+    EXPECT_FALSE(file.map(*x, {{0, 0, 0}, {1, 100, 150}})) << "not worth it";
+    EXPECT_FALSE(file.map(*file.find("/swapped"), {{0, 0, 0}, shape}));
+    EXPECT_FALSE(file.map(*file.find("/unaligned"), {{0, 0, 0}, shape}));
+    expect_error(ExitCode::internal, "axis 1", [&] { file.map(*x, {{0, 1, 0}, {2, 1000, 150}}); });
+  }
+  for (const char* name : {"chunked.h5", "linked.h5", "external.h5"}) {
+    const InputFile file(at(name));
+    EXPECT_FALSE(file.map(*file.find("/x"), {{0, 0, 0}, shape})) << name;
+  }
+}
+
+TEST_F(IoTest, SurvivesAMappedFileThatIsCutShort) {
+  const Shape shape{300000};
+  const auto values = counting(300000, 1);
+  Maker(at("in.h5")).put("/x", H5T_IEEE_F64LE, shape, values.data());
+  const InputFile file(at("in.h5"));
+  auto mapped = file.map(*file.find("/x"), {{0}, shape});
+  if (!mapped) GTEST_SKIP() << "not a disk of this node";
+  file.load(*mapped);
+  const auto* x = reinterpret_cast<const double*>(mapped->data());
+  EXPECT_EQ(x[299999], 300000);
+  const auto size = fs::file_size(at("in.h5"));
+  fs::resize_file(at("in.h5"), size / 2);
+  EXPECT_EQ(x[1000], 1001);
+  EXPECT_EQ(x[299999], 0);  // what is gone reads as zero
+  expect_error(ExitCode::file_io, "was cut short", [&] { file.require_whole(); });
+  expect_error(ExitCode::file_io, "was cut short", [&] { file.load(*mapped); });
+  fs::resize_file(at("in.h5"), size);
+  expect_error(ExitCode::file_io, "could not bring all of its bytes", [&] { file.require_whole(); });
+  mapped.reset();
+  const InputFile again(at("in.h5"));
+  EXPECT_TRUE(again.map(*again.find("/x"), {{0}, shape}));
+  again.require_whole();
 }
 
 /// Or memory would be taken for what is not there.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -59,6 +60,22 @@ struct FileStamp {
   bool operator==(const FileStamp&) const = default;
 };
 
+/// A slab that is looked at where the system's cache has it, dense and in native byte order. Move-only; outlives its
+/// `InputFile` if need be.
+class MappedSlab {
+ public:
+  MappedSlab(MappedSlab&&) noexcept;
+  MappedSlab& operator=(MappedSlab&&) noexcept;
+  ~MappedSlab();
+  const std::byte* data() const;
+
+ private:
+  friend class InputFile;
+  struct Impl;
+  explicit MappedSlab(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
 /// An input, open for reading. Move-only. Any chunking, byte order, virtual dataset, and filter that the installed
 /// HDF5 can read.
 class InputFile {
@@ -93,6 +110,14 @@ class InputFile {
   /// reads nothing. Throws file_io if the file is no longer as long as it was when it was opened: HDF5 would
   /// take zeros for what is gone.
   void read(const DatasetInfo& dataset, const Slab& slab, void* out) const;
+  /// The same without a copy, where that can be had: contiguous bytes (1 MiB or more) of a dataset that is stored as
+  /// it is read, in this very file, on a disk of this node. Costs a call of the system; `load` brings the bytes.
+  std::optional<MappedSlab> map(const DatasetInfo& dataset, const Slab& slab) const;
+  /// Brings a mapped slab into memory. Throws as `read` does. Any thread may call it.
+  void load(const MappedSlab& slab) const;
+  /// Throws file_io if the file is no longer as long as it was when it was opened, or the system could not bring
+  /// bytes of a mapped slab: zeros stand for them. To be asked when a mapped slab has been used.
+  void require_whole() const;
   /// A whole floating dataset as doubles.
   std::vector<double> read_doubles(const DatasetInfo& dataset) const;
   /// A whole integer dataset. bad_input if a value does not fit.

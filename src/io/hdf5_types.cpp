@@ -11,6 +11,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "io/mapping.hpp"
+
 namespace longscan::io {
 namespace {
 
@@ -83,7 +85,8 @@ struct Reading {
   struct sigaction before[std::size(crashes)];
 } reading;
 
-extern "C" void crashed(int signal) {
+extern "C" void crashed(int signal, siginfo_t* info, void*) {
+  if (signal == SIGBUS && info->si_code > 0 && mend_mapping(info->si_addr)) return;
   const char* path = reading.path;
   if (path && pthread_equal(reading.thread, pthread_self())) {  // write and _exit alone are safe here
     const auto say = [](const char* text) {
@@ -107,7 +110,7 @@ Hdf5Session::Hdf5Session(const std::string& path, Reads reads) : Hdf5Session() {
   guards_ = true;
   reading.thread = pthread_self();
   struct sigaction action = {};
-  action.sa_handler = crashed;
+  action.sa_sigaction = crashed, action.sa_flags = SA_SIGINFO;
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < std::size(crashes); ++i) sigaction(crashes[i], &action, &reading.before[i]);
   reading.path = path.c_str();

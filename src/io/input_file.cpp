@@ -12,6 +12,7 @@
 
 #include "io/float_bits.hpp"
 #include "io/hdf5_types.hpp"
+#include "io/mapping.hpp"
 #include "io/posix_file.hpp"
 #include "io/slab.hpp"
 #include "longscan/sequence_file.hpp"
@@ -27,6 +28,7 @@ namespace {
 constexpr std::size_t kOpenDatasets = 16;
 constexpr std::size_t kSmallCache = 4 << 20, kLargestCache = 64 << 20;  // bytes of chunks held for a dataset
 constexpr std::size_t kTinyChunk = 64 << 10;
+constexpr std::int64_t kMappedLeast = 1 << 20;
 
 std::string absolute(const std::string& path) {
   std::string result = path.empty() || path[0] != '/' ? "/" + path : path;
@@ -125,6 +127,33 @@ std::size_t choose_cache(hid_t dataset, hid_t creation, std::size_t element_byte
   return std::clamp(chunk_bytes, kSmallCache, kLargestCache);
 }
 
+/// Whether `path`, perhaps a link, leads to the file.
+bool leads_to(const std::string& path, const io::FileDescriptor& file) {
+  struct stat there {
+  }, ours{};
+  return stat(path.c_str(), &there) == 0 && fstat(file.get(), &ours) == 0 && there.st_dev == ours.st_dev &&
+         there.st_ino == ours.st_ino;
+}
+
+/// Where the bytes of a contiguous dataset begin in `file`; none where they are elsewhere, or not there.
+std::optional<std::int64_t> offset_in(const io::FileDescriptor& file, hid_t dataset, const DatasetInfo& info) {
+  const std::vector<std::string> files = io::list_files(dataset);
+  if (files.size() != 1 || !leads_to(files.front(), file)) return std::nullopt;
+  const Hid space(H5Dget_space(dataset)), creation(H5Dget_create_plist(dataset));
+  std::array<hsize_t, H5S_MAX_RANK> extent{};
+  if (H5Pget_layout(creation) != H5D_CONTIGUOUS ||
+      H5Sget_simple_extent_dims(space, extent.data(), nullptr) != static_cast<int>(info.shape.size()) ||
+      !std::equal(info.shape.begin(), info.shape.end(), extent.begin(),
+                  [](std::int64_t a, hsize_t b) { return static_cast<hsize_t>(a) == b; }))
+    return std::nullopt;
+  // H5Dget_offset has an answer for unallocated datasets too.
+  H5D_space_status_t status = H5D_SPACE_STATUS_ERROR;
+  if (H5Dget_space_status(dataset, &status) < 0 || status != H5D_SPACE_STATUS_ALLOCATED) return std::nullopt;
+  const haddr_t offset = H5Dget_offset(dataset);
+  if (offset == HADDR_UNDEF) return std::nullopt;
+  return static_cast<std::int64_t>(offset);
+}
+
 struct OpenDataset {
   Hid id;
   Hid type;
@@ -133,10 +162,15 @@ struct OpenDataset {
 
 }  // namespace
 
+struct MappedSlab::Impl {
+  io::Mapping mapping;
+};
+
 struct InputFile::Impl {
   std::string path;
   io::FileDescriptor bytes;  // the same file, to see whether it is still as long as it was
   std::int64_t size = 0;
+  io::Mapping::Lost lost = std::make_shared<std::atomic<bool>>(false);  // bytes of a mapped slab
   Hid file;
   std::map<std::string, OpenDataset> open;  // recently read datasets keep their chunks
 
@@ -350,6 +384,49 @@ void InputFile::read(const DatasetInfo& dataset, const Slab& slab, void* out) co
   impl_->check_length();
   if (dataset.foreign_byte_order) io::swap_bytes(out, io::count_elements(slab.count), open.element_bytes);
 }
+
+std::optional<MappedSlab> InputFile::map(const DatasetInfo& dataset, const Slab& slab) const {
+  {
+    const Hdf5Session alone;  // no other has handlers for what it reads
+    if (!io::can_mend_mappings()) return std::nullopt;
+  }
+  const Hdf5Session session(impl_->path, Hdf5Session::Reads::values);
+  const auto size = static_cast<std::int64_t>(size_of(dataset.type));
+  const std::int64_t bytes = io::count_elements(slab.count) * size;
+  if (!dataset.usable() || dataset.foreign_byte_order || dataset.layout != "contiguous" || bytes < kMappedLeast)
+    return std::nullopt;
+  io::check_slab(impl_->name_of_dataset(dataset.path), dataset.shape, slab);
+  int runs = 0;
+  std::int64_t first = 0;
+  io::for_each_run(dataset.shape, slab, [&](std::int64_t in_dataset, std::int64_t, std::int64_t) {
+    if (runs++ == 0) first = in_dataset * size;
+  });
+  const OpenDataset& open = impl_->open_dataset(dataset.path);
+  if (runs != 1 || open.element_bytes != size_of(dataset.type)) return std::nullopt;
+  const auto offset = offset_in(impl_->bytes, open.id, dataset);
+  if (!offset || *offset % size != 0 || *offset + first + bytes > impl_->size) return std::nullopt;
+  auto mapping = io::Mapping::of(impl_->bytes, *offset + first, bytes, impl_->lost);
+  if (!mapping) return std::nullopt;
+  return MappedSlab(std::make_unique<MappedSlab::Impl>(MappedSlab::Impl{std::move(*mapping)}));
+}
+
+void InputFile::load(const MappedSlab& slab) const {
+  const int failed = slab.impl_->mapping.load();
+  impl_->check_length();
+  if (failed != 0) throw Error(ExitCode::file_io, "cannot read '" + impl_->path + "': " + std::strerror(failed));
+}
+
+void InputFile::require_whole() const {
+  impl_->check_length();
+  if (*impl_->lost)
+    throw Error(ExitCode::file_io, "cannot read '" + impl_->path + "': the system could not bring all of its bytes");
+}
+
+MappedSlab::MappedSlab(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MappedSlab::MappedSlab(MappedSlab&&) noexcept = default;
+MappedSlab& MappedSlab::operator=(MappedSlab&&) noexcept = default;
+MappedSlab::~MappedSlab() = default;
+const std::byte* MappedSlab::data() const { return impl_->mapping.data(); }
 
 std::vector<double> InputFile::read_doubles(const DatasetInfo& dataset) const {
   const std::int64_t elements = dataset.elements();

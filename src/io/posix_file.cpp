@@ -27,13 +27,18 @@ constexpr std::int64_t kCopyBytes = 1 << 20;
 // Past the system's cache: pages of the file, blocks of a disk in memory, and how much is worth it.
 constexpr std::int64_t kDirectPage = 4096, kDirectBlock = 512, kDirectLeast = 1 << 20, kDirectPiece = 16 << 20;
 
+constexpr std::uint32_t kExt = 0xef53, kXfs = 0x58465342, kBtrfs = 0x9123683e, kTmpfs = 0x01021994;
+
+/// By the number of its kind; 0 if the system does not say.
+std::uint32_t file_system_of(const FileDescriptor& file) {
+  struct statfs found {};
+  return fstatfs(file.get(), &found) == 0 ? static_cast<std::uint32_t>(found.f_type) : 0;
+}
+
 /// A network's file systems keep written data in the client's memory for good reasons.
 bool is_on_a_local_disk(const FileDescriptor& file) {
-  constexpr std::uint32_t ext = 0xef53, xfs = 0x58465342, btrfs = 0x9123683e;
-  struct statfs found {};
-  if (fstatfs(file.get(), &found) != 0) return false;
-  const auto type = static_cast<std::uint32_t>(found.f_type);
-  return type == ext || type == xfs || type == btrfs;
+  const std::uint32_t type = file_system_of(file);
+  return type == kExt || type == kXfs || type == kBtrfs;
 }
 
 [[noreturn]] void fail(const std::string& what, int code) {
@@ -154,6 +159,8 @@ FileDescriptor open_memory(const std::string& purpose) {
   if (!memory) fail("no file in memory for '" + purpose + "'", errno);
   return memory;
 }
+
+bool is_of_this_node(const FileDescriptor& file) { return is_on_a_local_disk(file) || file_system_of(file) == kTmpfs; }
 
 bool is_same_file(const FileDescriptor& file, const std::string& path) {
   struct stat ours {

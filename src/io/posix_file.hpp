@@ -48,6 +48,9 @@ FileDescriptor open_locked(const std::string& path, const std::string& output);
 /// A file in memory, without a name. `purpose` is for the message.
 FileDescriptor open_memory(const std::string& purpose);
 
+/// Whether the file is on a disk or in the memory of this node, not behind a network.
+bool is_of_this_node(const FileDescriptor& file);
+
 /// Whether `path` is the very file that the descriptor has open.
 bool is_same_file(const FileDescriptor& file, const std::string& path);
 
