@@ -62,14 +62,18 @@ class DeltaSolve {
     WindowStages stages;
     stages.prepare = [&](TokenRange window, int slot) {
       const TokenRange part = rule_.part(window);
-      buffers_.prepare(slot, part, rule_.runs(window), rule_.states_before(part.begin), rule_.states_before(part.end));
+      buffers_.prepare(slot, file_, part, rule_.runs(window), rule_.states_before(part.begin),
+                       rule_.states_before(part.end));
     };
     stages.read = [&](int slot) { buffers_.read(slot, file_); };
     stages.check = [&](int slot) { buffers_.check(slot); };
     stages.solve = [&](TokenRange window, int slot) {
       progress_.at(done_before + window.begin, "solving");
       solve(window);
-      agree(ranks_, [&] { buffers_.fetch(slot); });
+      agree(ranks_, [&] {
+        file_.require_whole();
+        buffers_.fetch(slot);
+      });
       progress_.at(done_before + window.end, "reading and writing");
     };
     stages.write = [&](int slot) { buffers_.write(slot, out_); };

@@ -85,21 +85,61 @@ std::int64_t DeltaPartBuffers::state_bytes() const {
          static_cast<std::int64_t>(size_of(state_type_));
 }
 
-void DeltaPartBuffers::prepare(int slot, TokenRange part, std::vector<Run> runs, std::int64_t states_before,
-                               std::int64_t states_after) {
-  Place& p = slots_[slot].in;
+const std::byte* DeltaPartBuffers::Slot::input(const std::string& name) const {
+  const auto found = mapped.find(name);
+  return found != mapped.end() ? found->second.data() : arrays.at(name).data();
+}
+
+void DeltaPartBuffers::prepare(int slot, const InputFile& file, TokenRange part, std::vector<Run> runs,
+                               std::int64_t states_before, std::int64_t states_after) {
+  Slot& s = slots_[slot];
+  Place& p = s.in;
   p.part = part, p.runs = std::move(runs), p.states_before = states_before;
   p.starts = std::count_if(p.runs.begin(), p.runs.end(), [](const Run& r) { return r.starts; });
   p.ends = std::count_if(p.runs.begin(), p.runs.end(), [](const Run& r) { return r.ends; });
   if (!problem_.has("initial_state")) p.starts = 0;
   p.states = command_.state_only ? 0 : states_after - states_before;
-  for (const auto& [name, role] : roles_) reserve_bytes(slots_[slot].arrays[name], part.size() * role.token_bytes());
-  if (p.starts > 0) reserve_bytes(slots_[slot].initial, p.starts * state_bytes());
+  s.mapped.clear();
+  for (const auto& [name, role] : roles_) {
+    if (auto mapped = map_array(part, file, name, role)) {
+      s.mapped.emplace(name, std::move(*mapped));
+      s.arrays.erase(name);
+    } else {
+      reserve_bytes(s.arrays[name], part.size() * role.token_bytes());
+    }
+  }
+  if (p.starts > 0) reserve_bytes(s.initial, p.starts * state_bytes());
+}
+
+std::optional<MappedSlab> DeltaPartBuffers::map_array(TokenRange part, const InputFile& file, const std::string& name,
+                                                      const Role& role) const {
+  std::optional<MappedSlab> mapped;
+  if (!kernels_reach_host || problem_.layout == Layout::bhtd) return mapped;
+  for_pieces(problem_.sources, part,
+             [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t, std::int64_t n) {
+               const DatasetInfo& info = source.data.at(name);
+               if (n == part.size())  // all of it
+                 mapped = file.map(
+                     info, token_slab(problem_.layout, info.shape.size(), b, token, n, 0, role.heads, info.shape));
+             });
+  return mapped;
 }
 
 void DeltaPartBuffers::read(int slot, const InputFile& file) {
-  for (const auto& [name, role] : roles_) read_array(slots_[slot], file, name, role);
+  for (const auto& [name, role] : roles_) {
+    const auto mapped = slots_[slot].mapped.find(name);
+    if (mapped == slots_[slot].mapped.end()) {
+      read_array(slots_[slot], file, name, role);
+    } else {
+      file.load(mapped->second);
+      bytes_read_ += slots_[slot].in.part.size() * role.token_bytes();
+    }
+  }
   if (slots_[slot].in.starts > 0) read_initial(slots_[slot], file);
+  if (!kernels_reach_host) return;
+  std::map<std::string, const void*> memory;
+  for (const auto& [name, role] : roles_) memory[name] = slots_[slot].input(name);
+  look(slots_[slot], memory);
 }
 
 void DeltaPartBuffers::read_array(Slot& slot, const InputFile& file, const std::string& name, const Role& role) {
@@ -178,7 +218,9 @@ void DeltaPartBuffers::check(int slot) {
   const Place& p = s.out = s.in;
   const std::int64_t tokens = p.part.size();
   std::map<std::string, const void*> memory;
-  for (auto& [name, role] : roles_) memory[name] = role.device.upload(s.arrays.at(name), tokens * role.token_bytes());
+  for (auto& [name, role] : roles_)
+    memory[name] =
+        s.mapped.count(name) > 0 ? s.input(name) : role.device.upload(s.arrays.at(name), tokens * role.token_bytes());
   inputs_ = inputs_in(tokens, [&](const std::string& name) { return memory.at(name); });
   if (p.starts > 0) inputs_.initial_states = initial_.upload(s.initial, p.starts * state_bytes());
 
@@ -196,6 +238,12 @@ void DeltaPartBuffers::check(int slot) {
     outputs_.final_states = final_.target(s.final, p.ends * state_bytes());
   }
 
+  if (!kernels_reach_host) look(s, memory);
+}
+
+void DeltaPartBuffers::look(const Slot& s, const std::map<std::string, const void*>& memory) const {
+  const Place& p = s.in;
+  const std::int64_t tokens = p.part.size();
   std::int64_t first_token = -1;
   std::string first;
   for (const auto& [name, role] : roles_) {
@@ -204,7 +252,9 @@ void DeltaPartBuffers::check(int slot) {
     int heads = static_cast<int>(role.heads), width = static_cast<int>(role.width);
     const bool dense = x.token_stride == role.heads * role.width;  // then a token is one row of memory
     if (dense) heads = 1, width = static_cast<int>(role.heads * role.width), x.head_stride = width;
-    const std::int64_t at = first_outside(x, tokens, heads, width, decay ? Domain::nonpositive : Domain::finite);
+    const Domain domain = decay ? Domain::nonpositive : Domain::finite;
+    const std::int64_t at = kernels_reach_host ? first_outside_on_host(x, tokens, heads, width, domain)
+                                               : first_outside(x, tokens, heads, width, domain);
     if (at < 0) continue;
     const std::int64_t token = at / (role.heads * role.width);
     const int head = static_cast<int>(at / role.width % role.heads);
@@ -212,7 +262,7 @@ void DeltaPartBuffers::check(int slot) {
     first_token = token;
     const auto place = dense ? token * x.token_stride + at % (role.heads * role.width)
                              : token * x.token_stride + head * x.head_stride + at % role.width;
-    const auto value = load<double>(s.arrays.at(name).data(), role.type, place);
+    const auto value = load<double>(s.input(name), role.type, place);
     first = describe_token(problem_.sources, command_.solve.input, name, p.part.begin + token) + ", head " +
             std::to_string(head) + " is " +
             (value != value         ? "NaN"

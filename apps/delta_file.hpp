@@ -2,6 +2,7 @@
 #pragma once
 // A rank's part of a delta problem, between files and memory.
 #include <functional>
+#include <optional>
 
 #include "apps/delta_problem.hpp"
 #include "apps/output.hpp"
@@ -24,12 +25,13 @@ class DeltaPartBuffers {
   MutableTokenArray output_in(std::int64_t tokens, void* memory) const;
 
   /// Memory to read tokens `part` of the axis, whose runs these are; `states_before` and `states_after`: recorded
-  /// states before its ends.
-  void prepare(int slot, TokenRange part, std::vector<Run> runs, std::int64_t states_before, std::int64_t states_after);
-  /// The slot's tokens, and the states of the runs that start there.
+  /// states before its ends. Arrays that the kernels can have where they are in the file take none.
+  void prepare(int slot, const InputFile& file, TokenRange part, std::vector<Run> runs, std::int64_t states_before,
+               std::int64_t states_after);
+  /// The slot's tokens, and the states of the runs that start there. NaN, infinities, positive log-decays: throws
+  /// bad_input naming the first by dataset, token and head, here where kernels run on the host, else in `check`.
   void read(int slot, const InputFile& file);
-  /// Brings the slot to the device; memory for its output. NaN, infinities, positive log-decays: throws bad_input
-  /// naming the first by dataset, token and head.
+  /// Brings the slot to the device, looks at it there; memory for its output.
   void check(int slot);
   /// What `solve` left, from the device into the slot. Throws numerical, naming token, head and channel, where the
   /// output's type does not hold what was computed.
@@ -57,10 +59,16 @@ class DeltaPartBuffers {
   struct Slot {
     Place in, out;
     std::map<std::string, HostBytes> arrays;
+    std::map<std::string, MappedSlab> mapped;  ///< instead of those arrays
     HostBytes initial, o, final, recorded;
+    const std::byte* input(const std::string& name) const;
   };
+  std::optional<MappedSlab> map_array(TokenRange part, const InputFile& file, const std::string& name,
+                                      const Role& role) const;
   void read_array(Slot& slot, const InputFile& file, const std::string& name, const Role& role);
   void read_initial(Slot& slot, const InputFile& file);
+  /// Throws where a value of the slot's input, which is in `memory` by role, is one that cannot be solved.
+  void look(const Slot& slot, const std::map<std::string, const void*>& memory) const;
   TokenArray view(const std::string& name, std::int64_t tokens, const void* data) const;
   void check_output(TokenRange part) const;
   std::int64_t state_bytes() const;

@@ -56,7 +56,9 @@ struct NewtonSlot {
   };
   Place in, out;  ///< while an input is read, the output of another window may still be written
   HostBytes x, h, c;
+  std::optional<MappedSlab> mapped;  ///< instead of x
   std::vector<std::byte> h0, c0, h_final, c_final;
+  const std::byte* input() const { return mapped ? mapped->data() : x.data(); }
 };
 
 /// For checkpoints.
@@ -118,11 +120,15 @@ class NewtonSolve {
     stages.prepare = [&](TokenRange window, int slot) {
       NewtonSlot& s = slots_[slot];
       s.in = {solver_.part(window), solver_.runs(window)};
-      reserve_bytes(s.x, input_bytes(s.in.part));
+      map(s);
+      if (s.mapped)
+        s.x = {};
+      else
+        reserve_bytes(s.x, input_bytes(s.in.part));
     };
     stages.read = [&](int slot) { read(slots_[slot]); };
     stages.check = [&](int slot) {
-      check(slots_[slot]);
+      if (!kernels_reach_host) check(slots_[slot]);
       prepare_output(slots_[slot]);
     };
     stages.solve = [&](TokenRange window, int slot) {
@@ -165,7 +171,29 @@ class NewtonSolve {
     if (network.state > 1) reserve_bytes(slot.c, bytes), slot.c_final.resize(slot.h_final.size());
   }
 
+  /// Kernels on a host can have x where it is in the file.
+  void map(NewtonSlot& slot) const {
+    slot.mapped.reset();
+    if (!kernels_reach_host) return;
+    for_pieces(problem_.sources, slot.in.part,
+               [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t, std::int64_t n) {
+                 if (n == slot.in.part.size())  // all of it
+                   slot.mapped = file_.map(source.data.at("x"), token_slab(source, b, token, n, problem_.inputs));
+               });
+  }
+
   void read(NewtonSlot& slot) {
+    if (slot.mapped) {
+      file_.load(*slot.mapped);
+      bytes_read_ += input_bytes(slot.in.part);
+    } else {
+      read_tokens(slot);
+    }
+    slot.h0 = read_states("h0", slot.in.runs), slot.c0 = read_states("c0", slot.in.runs);
+    if (kernels_reach_host) check(slot);
+  }
+
+  void read_tokens(NewtonSlot& slot) {
     const std::int64_t width = problem_.inputs, element = static_cast<std::int64_t>(size_of(problem_.type()));
     for_pieces(problem_.sources, slot.in.part,
                [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
@@ -173,16 +201,18 @@ class NewtonSolve {
                             slot.x.data() + at * width * element);
                  bytes_read_ += n * width * element;
                });
-    slot.h0 = read_states("h0", slot.in.runs), slot.c0 = read_states("c0", slot.in.runs);
   }
 
   void check(const NewtonSlot& slot) {
     const std::int64_t width = problem_.inputs;
     DeviceArea device;
-    const TokenArray x{device.upload(slot.x, input_bytes(slot.in.part)), problem_.type(), width, width, 1};
-    const std::int64_t bad = first_outside(x, slot.in.part.size(), 1, static_cast<int>(width), Domain::finite);
+    const std::byte* host = slot.input();
+    const TokenArray x{slot.mapped ? host : device.upload(slot.x, input_bytes(slot.in.part)), problem_.type(), width,
+                       width, 1};
+    const auto look = kernels_reach_host ? first_outside_on_host : first_outside;
+    const std::int64_t bad = look(x, slot.in.part.size(), 1, static_cast<int>(width), Domain::finite);
     if (bad < 0) return;
-    const auto value = load<double>(slot.x.data(), problem_.type(), bad);
+    const auto value = load<double>(host, problem_.type(), bad);
     throw Error(ExitCode::bad_input,
                 describe_token(problem_.sources, command_.solve.input, "x", slot.in.part.begin + bad / width) +
                     ", feature " + std::to_string(bad % width) + " is " + (value != value ? "NaN" : "infinite") +
@@ -216,11 +246,12 @@ class NewtonSolve {
   void solve(TokenRange window, NewtonSlot& slot) {
     const bool cells = solver_.shape().state > 1;
     NewtonData data;
-    data.x = slot.x.data(), data.x_type = problem_.type();
+    data.x = slot.input(), data.x_type = problem_.type();
     data.h0 = slot.h0.empty() ? nullptr : slot.h0.data(), data.c0 = slot.c0.empty() ? nullptr : slot.c0.data();
     data.h = slot.h.data(), data.h_final = slot.h_final.data();
     if (cells) data.c = slot.c.data(), data.c_final = slot.c_final.data();
     const NewtonReport r = solver_.solve(window, data);
+    agree(ranks_, [&] { file_.require_whole(); });
     take(r, window, window.begin == 0);
     judge();
     if (size_of(newton_output_type(problem_, command_)) < size_of(state_)) agree(ranks_, [&] { check_output(slot); });

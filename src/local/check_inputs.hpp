@@ -16,5 +16,7 @@ enum class Domain : int {
 /// `domain`: (token * heads + head) * width + i, or -1. x in memory of the default execution space; heads are stored
 /// ones. Launches "longscan::check::domain" and waits for it: the answer is needed.
 std::int64_t first_outside(const TokenArray& x, std::int64_t tokens, int heads, int width, Domain domain);
+/// The same for the host's memory, on the thread that calls it: beside kernels if need be.
+std::int64_t first_outside_on_host(const TokenArray& x, std::int64_t tokens, int heads, int width, Domain domain);
 
 }  // namespace longscan
