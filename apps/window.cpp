@@ -54,7 +54,8 @@ WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const Window
     tokens =
         std::min(all, std::max({round_tokens, cache_bytes / each / round_tokens * round_tokens, needs.cut_tokens}));
   } else if (needs.overlaps && needs.horizon > 0 && !has_device) {
-    tokens = std::min(all, std::max({share(windows_to_overlap), 2 * needs.horizon, cache_bytes / each}));
+    const std::int64_t most = std::max({share(windows_to_overlap), 4 * needs.horizon, cache_bytes / each});
+    tokens = share((all + most - 1) / most);
   } else if (needs.overlaps) {
     tokens =
         std::min(all, std::max({share(windows_to_overlap), least_overlapping_tokens, least_overlapping_bytes / each}));

@@ -41,7 +41,7 @@ struct WindowChoice {
   std::int64_t tokens = 1;  ///< of a rank at a time
   bool fits = true;
 };
-/// `wanted` tokens if that is > 0; else about a sixteenth of all, if that is long enough to be worth it or for two
+/// `wanted` tokens if that is > 0; else about a sixteenth of all, if that is long enough to be worth it or for four
 /// horizons, or what a cache holds if any cut will do; no more than there is room for, but at least `least`.
 WindowChoice window_in(const WindowRoom& room, std::int64_t wanted, const WindowNeeds& needs);
 

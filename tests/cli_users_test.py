@@ -219,14 +219,14 @@ class Plan(Command):
     def test_sizes(self):
         p = self.plan(*self.SIZES, "--ranks", "4", "--memory", "8GB", "--solve-rate", "1e6", "--file-rate", "1e9")
         # windows that are long enough to be read and written beside the solve
-        self.assertEqual((p["windows"], p["window"], p["fits"]), (16, 16384, True))
+        self.assertEqual((p["windows"], p["window"], p["fits"]), (8, 31250, True))
         token = 4 * 8 * (64 + 64 + 32 + 1)
         self.assertEqual(p["bytes"]["read"], 1000000 * token)
         self.assertEqual(p["bytes"]["written"], 1000000 * 4 * 8 * 32 + 4 * 8 * 64 * 32)
         state = 4 * 8 * 64 * 32  # to the next rank in each window, and from the last one to the first for the next
-        self.assertEqual(p["bytes"]["exchanged"], 16 * 3 * state + 15 * state)
-        self.assertEqual(p["memory"]["in_and_out_bytes"], 16384 * (token + 4 * 8 * 32))
-        self.assertGreaterEqual(p["memory"]["needed_bytes"], 2 * 16384 * (token + 4 * 8 * 32))
+        self.assertEqual(p["bytes"]["exchanged"], 8 * 3 * state + 7 * state)
+        self.assertEqual(p["memory"]["in_and_out_bytes"], 31250 * (token + 4 * 8 * 32))
+        self.assertGreaterEqual(p["memory"]["needed_bytes"], 2 * 31250 * (token + 4 * 8 * 32))
         whole = self.plan(*self.SIZES, "--ranks", "4", "--memory", "8GB", "--solve-rate", "1e6", "--window", "250000")
         self.assertEqual((whole["windows"], whole["window"]), (1, 250000))
         self.assertEqual(whole["memory"]["needed_bytes"], p["memory"]["all_at_once_bytes"])

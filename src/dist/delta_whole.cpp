@@ -20,8 +20,8 @@ std::vector<char> DeltaWhole<T>::find_outgoing(Horizons) {
   const int H = part_.shape.heads;
   const std::int64_t tokens = part_.runs.back().size();
   const bool state_known = !part_.links.receives() || part_.runs.size() > 1;
-  // From a known state a pass over all tokens costs about half as much as their map; a quarter of them is tried.
-  const std::int64_t limit = state_known ? tokens / 4 : tokens;
+  // From a known state a pass over all tokens costs about half as much as their map; half of them is tried.
+  const std::int64_t limit = state_known ? tokens / 2 : tokens;
   if (!state_known || limit >= 16 * part_.shape.d_key) {
     reserve_zeros(part_.probes, "longscan::delta::probes", H * part_.slots.state_size);
     for (Border& end : ends_) end.limit = limit;
