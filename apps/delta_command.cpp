@@ -67,8 +67,9 @@ class DeltaSolve {
     };
     stages.read = [&](int slot) { buffers_.read(slot, file_); };
     stages.check = [&](int slot) { buffers_.check(slot); };
-    stages.solve = [&](TokenRange window, int slot) {
+    stages.solve = [&](TokenRange window, int slot, const WindowStages::WriteNow& now) {
       progress_.at(done_before + window.begin, "solving");
+      buffers_.write_when_ready(slot, out_, now);
       solve(window);
       agree(ranks_, [&] {
         file_.require_whole();

@@ -297,23 +297,38 @@ void DeltaPartBuffers::fetch(int slot) {
   if (s.out.ends > 0) final_.download(s.final, s.out.ends * state_bytes());
 }
 
+void DeltaPartBuffers::write_when_ready(int slot, SharedOutput& out, std::function<bool(std::function<void()>)> now) {
+  if (!kernels_reach_host) return;
+  outputs_.ready = [this, slot, &out, now = std::move(now)](std::int64_t tokens) {
+    std::int64_t& written = slots_[slot].out.written;
+    const auto job = [this, slot, &out, from = written, tokens] { write_outputs(slots_[slot], out, from, tokens); };
+    if (tokens == 0 || now(job)) written = tokens;
+  };
+}
+
+/// o of some tokens of the part.
+void DeltaPartBuffers::write_outputs(const Slot& s, SharedOutput& out, std::int64_t from, std::int64_t to) const {
+  const TokenRange part = s.out.part;
+  const std::int64_t H = problem_.shape.heads, V = problem_.shape.d_value;
+  const std::int64_t element = static_cast<std::int64_t>(size_of(o_.type));
+  for_pieces(problem_.sources, {part.begin + from, part.begin + to},
+             [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t piece, std::int64_t n) {
+               const auto& shape = source.data.at("v").shape;
+               const bool heads_first = problem_.layout == Layout::bhtd;
+               const std::int64_t at = from + piece;
+               for (std::int64_t h = 0; h < (heads_first ? H : 1); ++h)
+                 out.write(output_path(source, "o"),
+                           token_slab(problem_.layout, shape.size(), b, token, n, h, heads_first ? 1 : H, shape),
+                           s.o.data() + (heads_first ? (h * part.size() + at) * V : at * H * V) * element);
+             });
+}
+
 void DeltaPartBuffers::write(int slot, SharedOutput& out) const {
   const Slot& s = slots_[slot];
   const TokenRange part = s.out.part;
   const std::int64_t H = problem_.shape.heads, V = problem_.shape.d_value, K = problem_.shape.d_key;
   const std::int64_t bytes = state_bytes();
-  if (!command_.state_only && !part.empty()) {
-    const std::int64_t element = static_cast<std::int64_t>(size_of(o_.type));
-    for_pieces(problem_.sources, part,
-               [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
-                 const auto& shape = source.data.at("v").shape;
-                 const bool heads_first = problem_.layout == Layout::bhtd;
-                 for (std::int64_t h = 0; h < (heads_first ? H : 1); ++h)
-                   out.write(output_path(source, "o"),
-                             token_slab(problem_.layout, shape.size(), b, token, n, h, heads_first ? 1 : H, shape),
-                             s.o.data() + (heads_first ? (h * part.size() + at) * V : at * H * V) * element);
-               });
-  }
+  if (!command_.state_only && !part.empty()) write_outputs(s, out, s.out.written, part.size());
   std::int64_t place = 0;
   for (const Run& run : s.out.runs) {
     if (!run.ends) continue;

@@ -36,7 +36,11 @@ class DeltaPartBuffers {
   /// What `solve` left, from the device into the slot. Throws numerical, naming token, head and channel, where the
   /// output's type does not hold what was computed.
   void fetch(int slot);
+  /// What is left of the slot's output.
   void write(int slot, SharedOutput& out) const;
+  /// Has `now` begin a job that writes o of the slot that was checked last, as far as it is there, whenever the solve
+  /// says so.
+  void write_when_ready(int slot, SharedOutput& out, std::function<bool(std::function<void()>)> now);
 
   /// Of the slot that was checked last.
   const DeltaInputs& inputs() const { return inputs_; }
@@ -54,6 +58,7 @@ class DeltaPartBuffers {
     TokenRange part;
     std::vector<Run> runs;
     std::int64_t states_before = 0, states = 0, starts = 0, ends = 0;
+    std::int64_t written = 0;  ///< tokens whose o is handed to the writer
   };
   /// While the input of a window is read, the output of the window before the one at hand is written.
   struct Slot {
@@ -70,6 +75,7 @@ class DeltaPartBuffers {
   /// Throws where a value of the slot's input, which is in `memory` by role, is one that cannot be solved.
   void look(const Slot& slot, const std::map<std::string, const void*>& memory) const;
   TokenArray view(const std::string& name, std::int64_t tokens, const void* data) const;
+  void write_outputs(const Slot& slot, SharedOutput& out, std::int64_t from, std::int64_t to) const;
   void check_output(TokenRange part) const;
   std::int64_t state_bytes() const;
 

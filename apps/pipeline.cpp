@@ -2,6 +2,7 @@
 #include "apps/pipeline.hpp"
 
 #include <exception>
+#include <utility>
 
 #include "apps/stopwatch.hpp"
 #include "apps/watchdog.hpp"
@@ -33,6 +34,14 @@ void run_windows(Transport& ranks, const std::vector<TokenRange>& windows, const
       stages.write(slot);
     });
   };
+  const auto write_now = [&](std::function<void()> job) {
+    if (lost || !writer.idle()) return false;
+    writer.start([&seconds, job = std::move(job)] {
+      const Stopwatch watch(seconds.write);
+      job();
+    });
+    return true;
+  };
   const auto written = [&] {
     agree(ranks, [&] {
       if (lost) std::rethrow_exception(lost);
@@ -55,7 +64,7 @@ void run_windows(Transport& ranks, const std::vector<TokenRange>& windows, const
     {
       const Stopwatch watch(seconds.solve);
       note_phase("solving a window", windows[w].begin);
-      stages.solve(windows[w], slot);
+      stages.solve(windows[w], slot, write_now);
     }
     note_phase("writing a window", windows[w].begin);
     begin_writing(slot);

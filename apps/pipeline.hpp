@@ -18,7 +18,10 @@ struct WindowStages {
                                                              ///< output may still be on its way to the file
   std::function<void(int slot)> read;
   std::function<void(int slot)> check;  ///< what was read can be solved; memory for the output; not collective
-  std::function<void(TokenRange window, int slot)> solve;  ///< collective; leaves the results in the slot
+  /// Begins a job on the writer's thread if that has nothing to do; whether it did.
+  using WriteNow = std::function<bool(std::function<void()> job)>;
+  /// Collective; leaves the results in the slot. What stands before all does may be written with `now`.
+  std::function<void(TokenRange window, int slot, const WriteNow& now)> solve;
   std::function<void(int slot)> write;
   /// Collective, after a window was solved and handed to the writer, but for the last one. `written` waits until every
   /// rank has written all windows so far.

@@ -38,6 +38,11 @@ void Worker::start(std::function<void()> job) {
   changed_.notify_all();
 }
 
+bool Worker::idle() {
+  const std::lock_guard lock(mutex_);
+  return !busy_ && !failure_;
+}
+
 void Worker::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !busy_; });

@@ -21,6 +21,8 @@ class Worker {
 
   /// The job before must have been waited for.
   void start(std::function<void()> job);
+  /// There is no job, and nothing that one threw.
+  bool idle();
   /// Until the job is done; throws what it threw. Nothing to wait for: returns at once.
   void wait();
 

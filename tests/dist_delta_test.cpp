@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/portable.hpp"
 #include "core/random.hpp"
 #include "delta_cases.hpp"
 #include "dist/segment_plan.hpp"
@@ -367,9 +368,9 @@ TEST_F(DistDelta, HorizonsReachToWherePVanishes) {
 
 /// Keys of the last fifth of each rank's part forget, those before change nothing: what the first fifths leave of an
 /// initial state that is `size` times larger still shows at the boundary.
-Case large_state(int ranks, DType type, double size, std::int64_t tokens) {
+Case large_state(int ranks, DType type, double size, std::int64_t tokens, int d_value = Recipe().d_value) {
   Recipe r;
-  r.tokens = tokens, r.type = type, r.initial_states = true, r.eta = true;
+  r.tokens = tokens, r.type = type, r.d_value = d_value, r.initial_states = true, r.eta = true;
   Case c = test::make_case(r);
   for (int rank = 0; rank < ranks; ++rank) {
     const TokenRange part = part_of(tokens, ranks, rank);
@@ -410,6 +411,52 @@ TEST_F(DistDelta, StatesTooLargeToBeForgottenAreCorrected) {
           EXPECT_EQ(got.report.boundaries_corrected, 0);
         }
       }
+}
+
+/// o of 2 heads and 250 channels of float64, 4 MiB of which are 1024 tokens in whole chunks.
+TEST_F(DistDelta, OutputsAreReadyPieceByPiece) {
+  if (!is_host_space<Kokkos::DefaultExecutionSpace>) GTEST_SKIP() << "segments are solved side by side";
+  for (double too_large : {1.0, 1e24}) {
+    const Case c = large_state(size(), DType::f64, too_large, size() * std::int64_t{6000}, 250);
+    const std::int64_t row = std::int64_t{c.shape.heads} * c.shape.d_value;
+    std::vector<std::int64_t> calls;
+    std::vector<double> seen;
+    const auto solve = [&](bool asks) {
+      test::Memory memory;
+      DeltaRule rule(*ranks_, c.shape, c.options, c.sequences);
+      const TokenRange all{0, c.tokens}, part = rule.part(all);
+      DeltaInputs in = memory.inputs(c, part.begin, part.end);
+      if (rule.runs(all).front().starts) in.initial_states = c.initial_states.data();
+      std::vector<double> o(part.size() * row);
+      DeltaOutputs out;
+      out.o = {o.data(), DType::f64, row, c.shape.d_value};
+      if (asks)
+        out.ready = [&](std::int64_t tokens) {
+          calls.push_back(tokens);
+          if (tokens == 0) seen.clear();
+          seen.insert(seen.end(), o.begin() + static_cast<std::ptrdiff_t>(seen.size()), o.begin() + tokens * row);
+        };
+      const DeltaReport report = rule.solve(all, in, out);
+      return std::pair(o, report.boundaries_corrected);
+    };
+    const auto [expected, corrected] = solve(false);
+    const auto [o, again] = solve(true);
+    EXPECT_TRUE(o == expected) << "the same bits";
+    EXPECT_EQ(again, corrected);
+    if (too_large > 1 && ranks_->rank() == 1) {
+      EXPECT_TRUE(!calls.empty() && calls.back() == 0) << "the large state was before this rank";
+      calls.resize(std::min<std::size_t>(calls.size(), 5));
+    } else {
+      EXPECT_GT(seen.size(), static_cast<std::size_t>(5000 * row));
+      EXPECT_TRUE(std::equal(seen.begin(), seen.end(), o.begin()));
+    }
+    EXPECT_EQ(calls.size(), 5U);
+    std::int64_t piece = 0;
+    for (const std::int64_t tokens : calls) {
+      piece += 1024;
+      EXPECT_TRUE(tokens > piece - 64 && tokens <= piece) << tokens;
+    }
+  }
 }
 
 TEST_F(DistDelta, OverflowIsNamedWhereStatesAreCorrected) {

@@ -86,6 +86,9 @@ struct DeltaOutputs {
   MutableTokenArray o;           ///< [T,H,V]; absent: not computed
   void* final_states = nullptr;  ///< [runs that end in this part,H,V,K] of the state type, in order; may be nullptr
   void* states = nullptr;        ///< [states,H,V,K], those that `state_every` asks for, in order; may be nullptr
+  /// Where a part is solved as one piece, on a host: called in between when o of its first so many tokens is there, of
+  /// few megabytes at a time, so that it can be written beside the rest. 0: it is to be corrected, so none is there.
+  std::function<void(std::int64_t tokens)> ready;
 };
 
 /// What a solve found.

@@ -51,6 +51,7 @@ class DeltaPart {
   StateRef<T> end_of(std::int64_t run, int head) const;
   /// Outputs or recorded states are asked for, not final states alone.
   bool computes_outputs() const { return out_.o || out_.states; }
+  const DeltaOutputs& out() const { return out_; }
 
   /// This part in the scan over the ranks, with the maps [head] that it has.
   ScanPart<T> share(std::vector<char> known, const DeviceArray<T>& maps) const;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/dtype.hpp"
+
 namespace longscan {
 
 template <class T>
@@ -92,11 +94,70 @@ PassSummary DeltaWhole<T>::outputs(const std::vector<char>& heads) {
       tasks.push_back(task);
     }
   }
-  DeltaRules rules = part_.passes.rules(part_.computes_outputs(), false);
-  rules.count_breaches = true;
-  const PassSummary summary = part_.passes.run(tasks, rules, [&] { part_.look_at_probes(ends_, maps_); });
+  const std::int64_t at_a_time = heads.empty() ? tokens_at_a_time() : 0;
+  if (at_a_time > 0) return run_in_pieces(tasks, at_a_time);
+  const PassSummary summary = part_.passes.run(tasks, output_rules(), [&] { part_.look_at_probes(ends_, maps_); });
   part_.space.fence();  // the caller reads the outputs
   return summary;
+}
+
+template <class T>
+DeltaRules DeltaWhole<T>::output_rules() const {
+  DeltaRules rules = part_.passes.rules(part_.computes_outputs(), false);
+  rules.count_breaches = true;
+  return rules;
+}
+
+/// Of the outputs, whole chunks that are worth a write; 0: all at once.
+template <class T>
+std::int64_t DeltaWhole<T>::tokens_at_a_time() const {
+  constexpr std::int64_t bytes = 4 << 20;
+  const DeltaOutputs& out = part_.out();
+  if (!out.ready || !out.o || part_.runs.size() != 1 || out.states) return 0;
+  const auto size = static_cast<std::int64_t>(size_of(out.o.type));
+  const std::int64_t token = size * part_.shape.heads * part_.shape.d_value;
+  const std::int64_t chunk = part_.options.chunk;
+  return std::max<std::int64_t>(1, bytes / token / chunk) * chunk;
+}
+
+/// The tasks of the only run, one a head, about `tokens` tokens at a time. They end where chunks do, which start anew
+/// at a probe: the same chunks, and so the same bits.
+template <class T>
+PassSummary DeltaWhole<T>::run_in_pieces(const std::vector<Task>& tasks, std::int64_t tokens) {
+  const Run& run = part_.runs.front();
+  for (DeviceArray<T>& states : between_)
+    reserve_zeros(states, "longscan::delta::between", part_.shape.heads * part_.slots.state_size);
+  const std::int64_t chunk = part_.options.chunk;
+  const auto start_of_chunk = [&](const Task& whole, std::int64_t token) {
+    const std::int64_t grid = whole.probe_at >= 0 && token >= whole.probe_at ? whole.probe_at : run.begin;
+    return grid + (token - grid) / chunk * chunk;
+  };
+  PassSummary all;
+  std::size_t piece = 0;
+  for (std::int64_t begin = run.begin; piece == 0 || begin < run.end; begin += tokens, ++piece) {
+    const bool first = piece == 0, last = begin + tokens >= run.end;
+    std::int64_t end = run.end;
+    std::vector<Task> now = tasks;
+    for (Task& task : now) {
+      const Task whole = task;
+      if (!first) task.begin = start_of_chunk(whole, begin);
+      if (!last) task.end = start_of_chunk(whole, begin + tokens);
+      if (!first) task.from = part_.slots.known_state(between_[piece % 2], task.head);
+      if (!last) task.to = part_.slots.state(between_[(piece + 1) % 2], task.head);
+      if (task.probe_at < task.begin || task.probe_at >= task.end) task.probe_at = -1;
+      task.position += task.begin - whole.begin;
+      end = std::min(end, task.end);
+    }
+    const PassSummary found = part_.passes.run(now, output_rules(), [&] {
+      if (last) part_.look_at_probes(ends_, maps_);
+    });
+    part_.space.fence();  // the caller reads the outputs
+    all.breaches += found.breaches, all.fallbacks += found.fallbacks, all.terms = std::max(all.terms, found.terms);
+    if (all.bad.token < 0) all.bad = found.bad;
+    all.all_bad.insert(all.all_bad.end(), found.all_bad.begin(), found.all_bad.end());
+    if (!last) part_.out().ready(end);
+  }
+  return all;
 }
 
 template <class T>
@@ -109,6 +170,7 @@ std::int64_t DeltaWhole<T>::wrong() {
 template <class T>
 PassSummary DeltaWhole<T>::outputs_again(const std::vector<char>& changed, const PassSummary& found) {
   if (std::count(changed.begin(), changed.end(), 1) == 0) return found;
+  if (part_.out().ready) part_.out().ready(0);
   PassSummary all = found;
   const PassSummary again = outputs(changed);
   if (all.bad.token >= 0 && changed[all.bad.head]) {  // what the other heads met still stands

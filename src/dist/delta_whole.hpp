@@ -43,17 +43,21 @@ class DeltaWhole {
   /// Adds what was passed on, and from how many tokens.
   void report_boundaries(DeltaReport& report) const;
   std::int64_t segments() const { return 0; }
-  std::int64_t workspace_bytes(std::int64_t, std::int64_t, std::int64_t) const { return part_.workspace_bytes(6, 3); }
+  std::int64_t workspace_bytes(std::int64_t, std::int64_t, std::int64_t) const { return part_.workspace_bytes(8, 3); }
 
  private:
   using Task = DeltaTask<T>;
   void run_to_end();
   PassSummary outputs(const std::vector<char>& heads);
+  std::int64_t tokens_at_a_time() const;
+  PassSummary run_in_pieces(const std::vector<Task>& tasks, std::int64_t tokens);
+  DeltaRules output_rules() const;
 
   DeltaPart<T>& part_;
   std::vector<Border> ends_;  // the end of the last run, one a head, with the tokens that maps_ covers
   std::vector<char> known_;
-  DeviceArray<T> maps_;  // of the last run, one a head
+  DeviceArray<T> maps_;        // of the last run, one a head
+  DeviceArray<T> between_[2];  // states, one a head, from one piece of the outputs to the next
 };
 
 }  // namespace longscan
