@@ -51,7 +51,12 @@ ShootingMemory<T>& memory_of(const CellKernel<T>& kernel) {
 template <class T>
 class DeviceShooting {
  public:
-  ~DeviceShooting() { s_.kernel.wait_for_look(); }  // it writes into memory that ends here
+  ~DeviceShooting() {
+    try {
+      s_.kernel.wait_for_look();  // it writes into memory that ends here
+    } catch (...) {               // a device that fails now has failed before, which is on its way to the user
+    }
+  }
   explicit DeviceShooting(LayerSolve<T>& s)
       : s_(s), m_(memory_of(s.kernel)), D_(s.kernel.channels()), k_(s.kernel.state()), size_(s.size()) {
     const SegmentPlan plan = plan_device_segments(s);
