@@ -231,11 +231,19 @@ TEST_F(DistDelta, SameRanksGiveTheSameBits) {
 }
 
 TEST_F(DistDelta, LaterTokensChangeNoEarlierBit) {
-  for (bool reproducible : {false, true}) {
+  struct Kind {
+    DType type;
+    Decay decay;
+    bool reproducible;
+  };
+  for (const Kind& kind : {Kind{DType::f32, Decay::head, false}, Kind{DType::f32, Decay::head, true},
+                           Kind{DType::bf16, Decay::head, false}, Kind{DType::bf16, Decay::channel, false}}) {
     Recipe r;
-    r.tokens = 3000, r.heads = 1, r.type = DType::f32, r.decay = Decay::head;
+    r.tokens = 3000, r.heads = 1, r.type = kind.type, r.decay = kind.decay;
+    if (kind.type == DType::bf16) r.d_key = r.d_value = 64, r.gate_type = DType::bf16;  // for tensor cores
     Case c = test::make_case(r);
-    c.options.reproducible = reproducible;
+    c.options.reproducible = kind.reproducible;
+    if (kind.type == DType::bf16) c.options.precision = Precision::bf16, c.output = DType::bf16;
     const Solution whole = test::solve(*ranks_, c);
     for (std::int64_t t : {1, 1024, 1501, 2500}) {
       Case other = c;

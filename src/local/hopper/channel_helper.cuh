@@ -49,13 +49,9 @@ __device__ __forceinline__ void unpack_gates(float (&x)[Channels], const std::ui
     }
 }
 
-/// Blocks of 16 tokens whose decays are all above two to this are mild: what grows where they fall stays in float32's
-/// range, and so do its products with keys and queries that float16 holds.
-constexpr float mild_decay = -80;
-
-/// The log2 of the decay of each channel in this warp's block of tokens. Returns whether it is mild.
+/// The log2 of the decay of each channel in this warp's block of tokens.
 template <class C>
-__device__ __forceinline__ bool sum_decays(bool bf16, std::uint32_t gates, std::uint32_t scratch, int warp, int lane) {
+__device__ __forceinline__ void sum_decays(bool bf16, std::uint32_t gates, std::uint32_t scratch, int warp, int lane) {
   constexpr int channels = C::K / 32, words = channels * C::gate_bytes / 4;
   float sum[channels] = {};
   const int byte = 4 * words * lane, piece = (byte >> 4) & 7;
@@ -76,10 +72,6 @@ __device__ __forceinline__ bool sum_decays(bool bf16, std::uint32_t gates, std::
   const std::uint32_t to = scratch + C::sums + (warp * C::K + channels * lane) * 4;
 #pragma unroll
   for (int i = 0; i < channels; i += 2) store_float2(to + 4 * i, log2_e * sum[i], log2_e * sum[i + 1]);
-  bool mild = true;
-#pragma unroll
-  for (int i = 0; i < channels; ++i) mild = mild && log2_e * sum[i] >= mild_decay;  // not NaN
-  return __all_sync(0xffffffffu, mild);
 }
 
 /// Decays of whole blocks of tokens, a channel; hi + lo halves where they come in pairs.
@@ -286,94 +278,6 @@ __device__ __forceinline__ void gather(DiagonalBlock& d, OwnProducts& own, const
   for (int x = 0; x < 4; ++x) d.below[x] = p.eight[x];
 }
 
-/// The logarithms of 8 channels of a block of 16 tokens, as right operands of a product over the tokens: of float32 as
-/// sums of two numbers of bfloat16. `j`: the group of channels.
-template <class C>
-__device__ __forceinline__ void load_logarithms(std::uint32_t (&x)[C::gate_bytes], std::uint32_t gates, int j, int flip,
-                                                int warp, int lane) {
-  if constexpr (C::gate_bytes == 2) {
-    load_two_matrices_transposed(
-        x[0], x[1], gates + (16 * warp + (lane & 15)) * 128 + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4));
-  } else {
-    const int r = lane >> 2, col = 2 * (lane & 3), piece = 2 * (j & 3) + (r >> 2);
-    const std::uint32_t from = gates + (j >> 2) * panel_bytes + 2048 * warp + 4 * (r & 3);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float a = load_float(from + 1024 * i + swizzled(col, piece)),
-                  b = load_float(from + 1024 * i + swizzled(col + 1, piece));
-      x[i] = pack_bf16(a, b);
-      const float2 h = unpack_bf16(x[i]);
-      x[2 + i] = pack_bf16(a - h.x, b - h.y);
-    }
-  }
-}
-
-/// Step 1 where the block is mild: e^(G_t - G_s) as e^G_t times e^-G_s, both in float32, their products with k and q in
-/// TF32. G, of this thread's tokens r and r + 8 and two channels each, is a product of the logarithms with ones where
-/// s <= t. The next channels' are on their way while these are worked on.
-template <class C, bool Bf16, bool Outputs, bool BfGates>
-__device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own, std::uint32_t at, int flip,
-                                              std::uint32_t to_late, std::uint32_t gates, int warp, int lane) {
-  const int r = lane >> 2, col = 2 * (lane & 3);
-  constexpr std::uint32_t one = BfGates ? 0x3f80 : 0x3c00;
-  const std::uint32_t triangle = (col <= r ? one : 0) | (col + 1 <= r ? one << 16 : 0);
-  std::uint32_t x[4], logs[C::gate_bytes];
-  float g[4] = {};
-  const auto sum = [&] {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) g[i] = 0;
-#pragma unroll
-    for (int i = 0; i < C::gate_bytes; i += 2)
-      mma_16x8x16_of<BfGates>(g, triangle, one | one << 16, 0, triangle, logs[i], logs[i + 1]);
-  };
-  const auto place_of = [&](int j) { return at + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4); };
-  load_logarithms<C>(logs, gates, 0, flip, warp, lane);
-  load_matrices(x, place_of(0));
-  sum();
-#pragma unroll 1
-  for (int j = 0; j < C::K / 8; ++j) {
-    const std::uint32_t place = place_of(j);
-    const float2 k0 = widen<Bf16>(x[0]), k1 = widen<Bf16>(x[1]), q0 = widen<Bf16>(x[2]), q1 = widen<Bf16>(x[3]);
-    own.add<Bf16, false>(x);  // q k are on the diagonal of the products
-    if (j + 1 < C::K / 8) {
-      load_logarithms<C>(logs, gates, j + 1, flip, warp, lane);
-      load_matrices(x, place_of(j + 1));
-    }
-    float up[4];
-    float right[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) g[i] *= log2_e, up[i] = power_of_two(g[i]);
-    {
-      // k e^-G, and with the decay up to the block's end
-      const float a = k0.x * inverse_power_of_two(g[0]), b = k0.y * inverse_power_of_two(g[1]);
-      const float c = k1.x * inverse_power_of_two(g[2]), e = k1.y * inverse_power_of_two(g[3]);
-      right[0] = a, right[1] = b, right[2] = c, right[3] = e;
-      const float all0 = __shfl_sync(0xffffffffu, up[2], 28 | (lane & 3)),
-                  all1 = __shfl_sync(0xffffffffu, up[3], 28 | (lane & 3));
-      store_two_matrices(place + to_late, pack_half(a * all0, b * all1),
-                         pack_half(c * all0, e * all1));  // lanes 0 to 15 have k
-    }
-    // rows of the first square of k and of q, and of the second
-    const float first[4] = {k0.x * up[0], q0.x * up[0], k0.y * up[1], q0.y * up[1]};
-    const float second[4] = {k1.x * up[2], q1.x * up[2], k1.y * up[3], q1.y * up[3]};
-    if constexpr (Outputs) {
-      const std::uint32_t h[4] = {pack_half(first[0], first[2]), pack_half(second[0], second[2]),
-                                  pack_half(first[1], first[3]), pack_half(second[1], second[3])};
-      store_matrices(place, h);
-    } else {
-      store_two_matrices(place, pack_half(first[0], first[2]), pack_half(second[0], second[2]));
-    }
-    mma_16x8x8_tf32(d.square[0], first, right[0], right[1]);
-    mma_16x8x8_tf32(d.below, second, right[0], right[1]);
-    mma_16x8x8_tf32(d.square[1], second, right[2], right[3]);
-    sum();
-  }
-  // what products of two numbers that are cut to TF32 lose on average
-#pragma unroll
-  for (int i = 0; i < 4; ++i) d.square[0][i] *= 1.0007f, d.square[1][i] *= 1.0007f, d.below[i] *= 1.0007f;
-  own.gather<false>();
-}
-
 /// The diagonal blocks of A, as floats, and of M. Returns how many of this thread's tokens have beta |k|² > 2.
 template <class C, bool Outputs>
 __device__ __forceinline__ int store_diagonal(const DiagonalBlock& d, const OwnProducts& own, std::uint32_t scratch,
@@ -529,7 +433,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       fence_for_tensor_cores();  // the next load writes there too
     }
     named_barrier<128>(3 + w);  // and all of the chunk before is done
-    const bool mild = sum_decays<C>(bf16, gates, scratch, warp, fresh(tid) & 31);
+    sum_decays<C>(bf16, gates, scratch, warp, fresh(tid) & 31);
     named_barrier<128>(3 + w);
     if constexpr (!C::in_place || arriving_lanes > 1) barrier_wait(bar.m_empty(w), phase ^ 1);
     marks.mark(1);
@@ -556,16 +460,9 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       const std::uint32_t at = (Outputs && lane >= 16 ? queries : keys) + 128 * row, to_late = late - keys;
       DiagonalBlock d;
       OwnProducts own;
-      if (mild) {
-        if (bf16 || C::gate_bytes == 4)
-          mild_products<C, Bf16, Outputs, true>(d, own, at, lane & 7, to_late, gates, warp, lane);
-        else
-          mild_products<C, Bf16, Outputs, C::gate_bytes == 4>(d, own, at, lane & 7, to_late, gates, warp, lane);
-      } else {
-        BlockProducts p;
-        block_products<C, Bf16, Outputs>(p, own, at, lane & 7, to_late, bf16, gates, warp, lane);
-        gather<Outputs>(d, own, p, lane);
-      }
+      BlockProducts p;
+      block_products<C, Bf16, Outputs>(p, own, at, lane & 7, to_late, bf16, gates, warp, lane);
+      gather<Outputs>(d, own, p, lane);
       __syncwarp();
       if constexpr (C::in_place) {
         barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
