@@ -67,7 +67,7 @@ class DeltaSolve {
     };
     stages.read = [&](int slot) { buffers_.read(slot, file_); };
     stages.check = [&](int slot) { buffers_.check(slot); };
-    stages.solve = [&](TokenRange window, int slot, const WindowStages::WriteNow& now) {
+    stages.solve = [&](TokenRange window, int slot, const WindowStages::Writing& now) {
       progress_.at(done_before + window.begin, "solving");
       buffers_.write_when_ready(slot, out_, now);
       solve(window);
@@ -96,7 +96,8 @@ class DeltaSolve {
       const DeltaReport r = rule_.solve(window, buffers_.inputs(), buffers_.outputs());
       total_ += r;
       seconds_.scan += r.seconds_scan;
-    } catch (const NonFinite& e) {
+    } catch (const NonFinite& e) {  // on all ranks; zeros in place of what was cut off may be why
+      agree(ranks_, [&] { file_.require_whole(); });
       throw Error(ExitCode::numerical, "the recurrence overflows " + e.arithmetic + " in " +
                                            describe_token(problem_.sources, command_.solve.input, "", e.token) +
                                            ", head " + std::to_string(e.head) +

@@ -297,12 +297,13 @@ void DeltaPartBuffers::fetch(int slot) {
   if (s.out.ends > 0) final_.download(s.final, s.out.ends * state_bytes());
 }
 
-void DeltaPartBuffers::write_when_ready(int slot, SharedOutput& out, std::function<bool(std::function<void()>)> now) {
-  if (!kernels_reach_host) return;
+void DeltaPartBuffers::write_when_ready(int slot, SharedOutput& out, WindowStages::Writing now) {
+  if (!kernels_reach_host || problem_.layout == Layout::bhtd) return;  // whose pieces are small
   outputs_.ready = [this, slot, &out, now = std::move(now)](std::int64_t tokens) {
     std::int64_t& written = slots_[slot].out.written;
     const auto job = [this, slot, &out, from = written, tokens] { write_outputs(slots_[slot], out, from, tokens); };
-    if (tokens == 0 || now(job)) written = tokens;
+    if (tokens == 0) now.wait();  // o is about to change
+    if (tokens == 0 || now.begin(job)) written = tokens;
   };
 }
 

@@ -6,6 +6,7 @@
 
 #include "apps/delta_problem.hpp"
 #include "apps/output.hpp"
+#include "apps/pipeline.hpp"
 #include "apps/staging.hpp"
 
 namespace longscan {
@@ -40,7 +41,7 @@ class DeltaPartBuffers {
   void write(int slot, SharedOutput& out) const;
   /// Has `now` begin a job that writes o of the slot that was checked last, as far as it is there, whenever the solve
   /// says so.
-  void write_when_ready(int slot, SharedOutput& out, std::function<bool(std::function<void()>)> now);
+  void write_when_ready(int slot, SharedOutput& out, WindowStages::Writing now);
 
   /// Of the slot that was checked last.
   const DeltaInputs& inputs() const { return inputs_; }

@@ -131,7 +131,7 @@ class NewtonSolve {
       if (!kernels_reach_host) check(slots_[slot]);
       prepare_output(slots_[slot]);
     };
-    stages.solve = [&](TokenRange window, int slot, const WindowStages::WriteNow&) {
+    stages.solve = [&](TokenRange window, int slot, const WindowStages::Writing&) {
       progress_.at(done_before + window.begin, "solving");
       solve(window, slots_[slot]);
       progress_.at(done_before + window.end, "reading and writing");

@@ -22,26 +22,30 @@ void run_windows(Transport& ranks, const std::vector<TokenRange>& windows, const
     });
   };
   std::exception_ptr lost;  // what the writer threw, until it is agreed on
-  const auto begin_writing = [&](int slot) {
+  const auto wait_for_writer = [&] {
     try {
       writer.wait();
     } catch (...) {
       lost = std::current_exception();
-      return;
     }
+  };
+  const auto begin_writing = [&](int slot) {
+    wait_for_writer();
+    if (lost) return;
     writer.start([&, slot] {
       const Stopwatch watch(seconds.write);
       stages.write(slot);
     });
   };
-  const auto write_now = [&](std::function<void()> job) {
-    if (lost || !writer.idle()) return false;
-    writer.start([&seconds, job = std::move(job)] {
-      const Stopwatch watch(seconds.write);
-      job();
-    });
-    return true;
-  };
+  const WindowStages::Writing now{[&](std::function<void()> job) {
+                                    if (lost || !writer.idle()) return false;
+                                    writer.start([&seconds, job = std::move(job)] {
+                                      const Stopwatch watch(seconds.write);
+                                      job();
+                                    });
+                                    return true;
+                                  },
+                                  wait_for_writer};
   const auto written = [&] {
     agree(ranks, [&] {
       if (lost) std::rethrow_exception(lost);
@@ -64,7 +68,7 @@ void run_windows(Transport& ranks, const std::vector<TokenRange>& windows, const
     {
       const Stopwatch watch(seconds.solve);
       note_phase("solving a window", windows[w].begin);
-      stages.solve(windows[w], slot, write_now);
+      stages.solve(windows[w], slot, now);
     }
     note_phase("writing a window", windows[w].begin);
     begin_writing(slot);

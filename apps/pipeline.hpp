@@ -18,10 +18,13 @@ struct WindowStages {
                                                              ///< output may still be on its way to the file
   std::function<void(int slot)> read;
   std::function<void(int slot)> check;  ///< what was read can be solved; memory for the output; not collective
-  /// Begins a job on the writer's thread if that has nothing to do; whether it did.
-  using WriteNow = std::function<bool(std::function<void()> job)>;
-  /// Collective; leaves the results in the slot. What stands before all does may be written with `now`.
-  std::function<void(TokenRange window, int slot, const WriteNow& now)> solve;
+  /// The writer's thread, while a window is solved.
+  struct Writing {
+    std::function<bool(std::function<void()> job)> begin;  ///< if it has nothing to do; whether it had not
+    std::function<void()> wait;                            ///< until it has nothing to do
+  };
+  /// Collective; leaves the results in the slot. What stands before all does may be written by `now`.
+  std::function<void(TokenRange window, int slot, const Writing& now)> solve;
   std::function<void(int slot)> write;
   /// Collective, after a window was solved and handed to the writer, but for the last one. `written` waits until every
   /// rank has written all windows so far.

@@ -290,6 +290,25 @@ TEST_F(IoTest, SurvivesAMappedFileThatIsCutShort) {
   again.require_whole();
 }
 
+TEST_F(IoTest, SeesThatAMappedFileIsWritten) {
+  const Shape shape{300000};
+  const auto values = counting(300000, 1);
+  Maker(at("in.h5")).put("/x", H5T_IEEE_F64LE, shape, values.data());
+  const InputFile file(at("in.h5"));
+  const auto later = [&] {
+    fs::last_write_time(at("in.h5"), fs::file_time_type::clock::now() + std::chrono::hours(1));
+  };
+  later();
+  file.require_whole();  // what is read into memory has been read whole
+  const InputFile again(at("in.h5"));
+  const auto mapped = again.map(*again.find("/x"), {{0}, shape});
+  if (!mapped) GTEST_SKIP() << "not a disk of this node";
+  again.load(*mapped);
+  again.require_whole();
+  fs::last_write_time(at("in.h5"), fs::last_write_time(at("in.h5")) + std::chrono::hours(1));
+  expect_error(ExitCode::file_io, "was written while it was read", [&] { again.require_whole(); });
+}
+
 /// Or memory would be taken for what is not there.
 TEST_F(IoTest, SeesAShapeThatTheFileCannotHold) {
   const std::vector<double> values = counting(4242);

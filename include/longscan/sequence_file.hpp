@@ -115,8 +115,9 @@ class InputFile {
   std::optional<MappedSlab> map(const DatasetInfo& dataset, const Slab& slab) const;
   /// Brings a mapped slab into memory. Throws as `read` does. Any thread may call it.
   void load(const MappedSlab& slab) const;
-  /// Throws file_io if the file is no longer as long as it was when it was opened, or the system could not bring
-  /// bytes of a mapped slab: zeros stand for them. To be asked when a mapped slab has been used.
+  /// Throws file_io if the file is no longer as long as it was when it was opened, or if, with slabs mapped, it has
+  /// been written since, or the system could not bring bytes of them: zeros stand for them. To be asked when a mapped
+  /// slab has been used.
   void require_whole() const;
   /// A whole floating dataset as doubles.
   std::vector<double> read_doubles(const DatasetInfo& dataset) const;

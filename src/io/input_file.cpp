@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <set>
@@ -170,6 +172,8 @@ struct InputFile::Impl {
   std::string path;
   io::FileDescriptor bytes;  // the same file, to see whether it is still as long as it was
   std::int64_t size = 0;
+  FileStamp stamp;                                                      // of `bytes`
+  mutable std::atomic<bool> mapped = false;                             // some of it
   io::Mapping::Lost lost = std::make_shared<std::atomic<bool>>(false);  // bytes of a mapped slab
   Hid file;
   std::map<std::string, OpenDataset> open;  // recently read datasets keep their chunks
@@ -189,6 +193,13 @@ struct InputFile::Impl {
     if (now < size)
       throw Error(ExitCode::file_io, "'" + path + "' was cut short while it was read: it has " + std::to_string(now) +
                                          " bytes and had " + std::to_string(size));
+  }
+
+  FileStamp stamp_now() const {
+    struct stat status {};
+    if (fstat(bytes.get(), &status) != 0)
+      throw Error(ExitCode::file_io, "cannot look at '" + path + "': " + std::strerror(errno));
+    return {status.st_size, status.st_mtim.tv_sec * std::int64_t{1000000000} + status.st_mtim.tv_nsec};
   }
 
   const OpenDataset& open_dataset(const std::string& name);
@@ -264,7 +275,8 @@ InputFile::InputFile(const std::string& path) {
   impl_ = std::make_unique<Impl>();
   impl_->bytes = open_signed(path);
   impl_->path = path;
-  impl_->size = io::file_size(impl_->bytes, path);
+  impl_->stamp = impl_->stamp_now();
+  impl_->size = impl_->stamp.bytes;
   impl_->file = Hid(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
   if (!impl_->file)
     throw Error(ExitCode::bad_input, "'" + path +
@@ -407,19 +419,24 @@ std::optional<MappedSlab> InputFile::map(const DatasetInfo& dataset, const Slab&
   if (!offset || *offset % size != 0 || *offset + first + bytes > impl_->size) return std::nullopt;
   auto mapping = io::Mapping::of(impl_->bytes, *offset + first, bytes, impl_->lost);
   if (!mapping) return std::nullopt;
+  impl_->mapped = true;
   return MappedSlab(std::make_unique<MappedSlab::Impl>(MappedSlab::Impl{std::move(*mapping)}));
 }
 
 void InputFile::load(const MappedSlab& slab) const {
   const int failed = slab.impl_->mapping.load();
   impl_->check_length();
-  if (failed != 0) throw Error(ExitCode::file_io, "cannot read '" + impl_->path + "': " + std::strerror(failed));
+  if (failed != 0)
+    throw Error(failed == ENOMEM ? ExitCode::resources : ExitCode::file_io,
+                "cannot read '" + impl_->path + "': " + std::strerror(failed == EFAULT ? EIO : failed));
 }
 
 void InputFile::require_whole() const {
   impl_->check_length();
   if (*impl_->lost)
     throw Error(ExitCode::file_io, "cannot read '" + impl_->path + "': the system could not bring all of its bytes");
+  if (impl_->mapped && impl_->stamp_now() != impl_->stamp)
+    throw Error(ExitCode::file_io, "'" + impl_->path + "' was written while it was read");
 }
 
 MappedSlab::MappedSlab(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -74,6 +74,7 @@ std::optional<Mapping> Mapping::of(const FileDescriptor& file, std::int64_t offs
     mapping.watched_ = -1;
     return std::nullopt;
   }
+  madvise(pages, static_cast<std::size_t>(skip + bytes), MADV_SEQUENTIAL);  // what is not in the cache, in long runs
   mapping.pages_ = static_cast<std::byte*>(pages), mapping.page_bytes_ = skip + bytes;
   mapping.data_ = mapping.pages_ + skip, mapping.bytes_ = bytes, mapping.lost_ = std::move(lost);
   Watched& w = watched[mapping.watched_];
@@ -98,9 +99,10 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 Mapping::~Mapping() {
   if (watched_ < 0) return;
-  munmap(pages_, static_cast<std::size_t>(page_bytes_));
   Watched& w = watched[watched_];
-  w.end = 0, w.begin = 0, w.lost = nullptr;
+  w.end = 0, w.begin = 0;
+  munmap(pages_, static_cast<std::size_t>(page_bytes_));
+  w.lost = nullptr;
   w.taken = false;
 }
 
