@@ -160,6 +160,8 @@ struct OpenDataset {
   Hid id;
   Hid type;
   std::size_t element_bytes = 0;
+  bool looked_for = false;             // its place
+  std::optional<std::int64_t> offset;  // of contiguous bytes in the file itself
 };
 
 }  // namespace
@@ -202,13 +204,15 @@ struct InputFile::Impl {
     return {status.st_size, status.st_mtim.tv_sec * std::int64_t{1000000000} + status.st_mtim.tv_nsec};
   }
 
-  const OpenDataset& open_dataset(const std::string& name);
+  OpenDataset& open_dataset(const std::string& name);
+  /// Where the slab lies, in one run and as it is read, in `bytes`; none otherwise.
+  std::optional<std::int64_t> place_of(OpenDataset& dataset, const DatasetInfo& info, const Slab& slab) const;
   void read_raw(const OpenDataset& dataset, const DatasetInfo& info, const Slab& slab, hid_t memory_type,
                 std::size_t element_bytes, void* out) const;
   void list_groups(const std::string& group, std::vector<std::string>& above, std::vector<std::string>& found) const;
 };
 
-const OpenDataset& InputFile::Impl::open_dataset(const std::string& name) {
+OpenDataset& InputFile::Impl::open_dataset(const std::string& name) {
   const auto known = open.find(name);
   if (known != open.end()) return known->second;
   if (open.size() >= kOpenDatasets) open.clear();
@@ -226,6 +230,27 @@ const OpenDataset& InputFile::Impl::open_dataset(const std::string& name) {
     id = checked(H5Dopen2(file, name.c_str(), access), ExitCode::bad_input, what);
   }
   return open.emplace(name, OpenDataset{std::move(id), std::move(type), bytes}).first->second;
+}
+
+std::optional<std::int64_t> InputFile::Impl::place_of(OpenDataset& dataset, const DatasetInfo& info,
+                                                      const Slab& slab) const {
+  const auto size = static_cast<std::int64_t>(size_of(info.type));
+  if (info.foreign_byte_order || info.layout != "contiguous" || dataset.element_bytes != size_of(info.type))
+    return std::nullopt;
+  io::check_slab(name_of_dataset(info.path), info.shape, slab);
+  // Behind the axis that is cut all is whole, before it there is one of each.
+  std::size_t cut = info.shape.size();
+  while (cut > 0 && slab.count[cut - 1] == info.shape[cut - 1]) --cut;
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < info.shape.size(); ++i) {
+    if (slab.count[i] == 0 || (i + 1 < cut && slab.count[i] != 1)) return std::nullopt;
+    first = first * info.shape[i] + slab.begin[i];
+  }
+  first *= size;
+  if (!dataset.looked_for) dataset.offset = offset_in(bytes, dataset.id, info), dataset.looked_for = true;
+  if (!dataset.offset || *dataset.offset + first + io::count_elements(slab.count) * size > this->size)
+    return std::nullopt;
+  return *dataset.offset + first;
 }
 
 void InputFile::Impl::read_raw(const OpenDataset& dataset, const DatasetInfo& info, const Slab& slab, hid_t memory_type,
@@ -381,11 +406,18 @@ std::optional<double> InputFile::number_attribute(const std::string& object, con
 void InputFile::read(const DatasetInfo& dataset, const Slab& slab, void* out) const {
   const Hdf5Session session(impl_->path, Hdf5Session::Reads::values);
   if (!dataset.usable()) throw Error(ExitCode::bad_input, dataset.problem + " ('" + impl_->path + "')");
-  const OpenDataset& open = impl_->open_dataset(dataset.path);
+  OpenDataset& open = impl_->open_dataset(dataset.path);
   if (open.element_bytes != size_of(dataset.type))
     throw Error(ExitCode::internal, impl_->name_of_dataset(dataset.path) + " has elements of " +
                                         std::to_string(open.element_bytes) + " bytes, " +
                                         std::to_string(size_of(dataset.type)) + " are expected");
+  // HDF5 would fetch 64 KiB for less.
+  if (const auto place = impl_->place_of(open, dataset, slab)) {
+    const std::int64_t bytes = io::count_elements(slab.count) * static_cast<std::int64_t>(open.element_bytes);
+    const bool whole = io::read_all(impl_->bytes, out, bytes, *place, impl_->name_of_dataset(dataset.path));
+    impl_->check_length();
+    if (whole) return;
+  }
   // The memory type is the file's own, so that HDF5 converts nothing.
   try {
     impl_->read_raw(open, dataset, slab, open.type, open.element_bytes, out);
@@ -405,19 +437,10 @@ std::optional<MappedSlab> InputFile::map(const DatasetInfo& dataset, const Slab&
   const Hdf5Session session(impl_->path, Hdf5Session::Reads::values);
   const auto size = static_cast<std::int64_t>(size_of(dataset.type));
   const std::int64_t bytes = io::count_elements(slab.count) * size;
-  if (!dataset.usable() || dataset.foreign_byte_order || dataset.layout != "contiguous" || bytes < kMappedLeast)
-    return std::nullopt;
-  io::check_slab(impl_->name_of_dataset(dataset.path), dataset.shape, slab);
-  int runs = 0;
-  std::int64_t first = 0;
-  io::for_each_run(dataset.shape, slab, [&](std::int64_t in_dataset, std::int64_t, std::int64_t) {
-    if (runs++ == 0) first = in_dataset * size;
-  });
-  const OpenDataset& open = impl_->open_dataset(dataset.path);
-  if (runs != 1 || open.element_bytes != size_of(dataset.type)) return std::nullopt;
-  const auto offset = offset_in(impl_->bytes, open.id, dataset);
-  if (!offset || *offset % size != 0 || *offset + first + bytes > impl_->size) return std::nullopt;
-  auto mapping = io::Mapping::of(impl_->bytes, *offset + first, bytes, impl_->lost);
+  if (!dataset.usable() || dataset.layout != "contiguous" || bytes < kMappedLeast) return std::nullopt;
+  const auto place = impl_->place_of(impl_->open_dataset(dataset.path), dataset, slab);
+  if (!place || *place % size != 0) return std::nullopt;
+  auto mapping = io::Mapping::of(impl_->bytes, *place, bytes, impl_->lost);
   if (!mapping) return std::nullopt;
   impl_->mapped = true;
   return MappedSlab(std::make_unique<MappedSlab::Impl>(MappedSlab::Impl{std::move(*mapping)}));

@@ -209,7 +209,7 @@ OutputFile OutputFile::create(const std::string& path, std::vector<OutputDataset
   copy_structure(impl->structure, impl->file, impl->part, impl->datasets);
   impl->mark = new_mark();
   io::write_all(impl->file, impl->mark.data(), kMarkBytes, size, "'" + impl->part + "'");
-  io::sync_file(impl->file, impl->part);
+  if (!io::is_of_this_node(impl->file)) io::sync_file(impl->file, impl->part);  // other nodes are to see it
   impl->direct = io::open_direct(impl->file, impl->part);
   return OutputFile(std::move(impl));
 }
