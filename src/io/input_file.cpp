@@ -459,7 +459,8 @@ void InputFile::require_whole() const {
   if (*impl_->lost)
     throw Error(ExitCode::file_io, "cannot read '" + impl_->path + "': the system could not bring all of its bytes");
   if (impl_->mapped && impl_->stamp_now() != impl_->stamp)
-    throw Error(ExitCode::file_io, "'" + impl_->path + "' was written while it was read");
+    throw Error(ExitCode::file_io,
+                "'" + impl_->path + "' was written while it was read; solve it again (--force) when nobody writes it");
 }
 
 MappedSlab::MappedSlab(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
