@@ -343,6 +343,67 @@ void check_channel_sizes(int d_key, int d_value, bool small) {
   check_map<B>(name, 37, 137, 2, 2e-3, with([](Problem& x) { x.gates = Gates::slow; }));
 }
 
+/// Later tokens change no bit of earlier outputs. From the last token on backwards they are taken from other inputs,
+/// whose decays are of kind `later`.
+template <class T>
+void check_causal(const char* name, Problem problem, Gates later) {
+  constexpr std::int64_t tokens = 200;
+  constexpr int heads = 4;
+  Inputs<T> in(tokens, heads, 31, problem);
+  problem.gates = later;
+  Inputs<T> other(tokens, heads, 32, problem);
+  std::vector<Task> tasks(heads);
+  for (int h = 0; h < heads; ++h) tasks[h].head = h, tasks[h].end = tokens;
+  const Task* device_tasks = upload(tasks);
+  const auto outputs = [&] {
+    in.poison();
+    Pass pass = in.pass(true);
+    pass.tasks = device_tasks, pass.task_count = heads;
+    CHECK(run_pass(pass, nullptr));
+    CHECK(cudaDeviceSynchronize());
+    const auto o = host(reinterpret_cast<const std::uint16_t*>(in.o), tokens * heads * problem.d_value);
+    return o;
+  };
+  const auto whole = outputs();
+  const std::int64_t key = heads * problem.d_key, value = heads * problem.d_value, gate = heads * in.channels();
+  std::int64_t changed = 0, unchanged = 0;
+  for (std::int64_t t = tokens - 1; t > 0; --t) {
+    const auto take = [&](auto* to, const auto* from, std::int64_t row) {
+      if (to) CHECK(cudaMemcpy(to + t * row, from + t * row, row * sizeof(*to), cudaMemcpyDeviceToDevice));
+    };
+    take(in.q, other.q, key), take(in.k, other.k, key), take(in.v, other.v, value);
+    take(in.beta, other.beta, heads), take(in.eta, other.eta, heads);
+    take(in.log_decay, other.log_decay, gate), take(in.short_decay, other.short_decay, gate);
+    const auto o = outputs();
+    for (std::int64_t i = 0; i < t * value; ++i) changed += o[i] != whole[i];
+    unchanged += std::equal(o.begin() + t * value, o.end(), whole.begin() + t * value);
+  }
+  verdict(name, static_cast<double>(changed + unchanged), 0);
+  cudaFree(const_cast<Task*>(device_tasks));
+}
+
+void check_causal() {
+  std::printf("later tokens change no bit of earlier outputs\n");
+  Problem p;
+  check_causal<B>("no decay", p, Gates::none);
+  p.gates = Gates::usual;
+  check_causal<B>("a decay a head, later -200", p, Gates::all_200);
+  p.d_key = p.d_value = 256;
+  check_causal<B>("K=V=256, a decay a head, later -200", p, Gates::all_200);
+  p.channels = true;
+  for (int d : {128, 64})
+    for (Gates now : {Gates::usual, Gates::mixed, Gates::slow, Gates::strong})
+      for (Gates later : {Gates::all_200, Gates::minus_infinity, Gates::zero, Gates::usual, Gates::strong}) {
+        p.d_key = p.d_value = d, p.gates = now, p.short_gates = false;
+        const std::string kinds = std::to_string(static_cast<int>(now)) + ", later " +
+                                  std::to_string(static_cast<int>(later)) + ", K=V=" + std::to_string(d);
+        check_causal<B>(("channels, f32, decays " + kinds).c_str(), p, later);
+        p.short_gates = true;
+        check_causal<B>(("channels, bf16, decays " + kinds).c_str(), p, later);
+        check_causal<__half>(("channels, f16, decays " + kinds).c_str(), p, later);
+      }
+}
+
 /// Equal channels give what a decay a head gives, to rounding; a decay of 0 what no decay gives.
 void check_equal_channels(int d) {
   for (const Gates gates : {Gates::zero, Gates::usual, Gates::bursts}) {
@@ -511,6 +572,7 @@ void check_channels(bool small) {
   check_equal_channels(128);
   check_equal_channels(64);
   if (small) return;
+  check_causal();
   Problem slow;
   slow.channels = true, slow.gates = Gates::slow, slow.beta_high = 1e-3f;
   check_case<B>("T=65536, channels, slow decay, small beta", 65536, 2, slow, {.start = true});

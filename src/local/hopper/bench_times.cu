@@ -189,12 +189,14 @@ void time_row(const char* name, int heads, Problem problem, std::int64_t horizon
 }
 
 void time_channels(bool check_long, bool brief) {
-  Problem wide, narrow, small;
+  Problem wide, narrow, strong, small;
   wide.gates = Gates::usual, wide.channels = true;
   narrow = wide, narrow.short_gates = true;
+  strong = narrow, strong.gates = Gates::strong;
   small = wide, small.d_key = small.d_value = 64;
   time_row("H=16 K=V=128 channels, f32", 16, wide, 512, !brief, check_long);
   time_row("H=16 K=V=128 channels, bf16", 16, narrow, 512, false, check_long);
+  time_row("H=16 K=V=128 channels, bf16, strong", 16, strong, 512, false, check_long);
   time_row("H=4 K=V=128 channels, f32", 4, wide, 512, !brief, check_long);
   time_row("H=4 K=V=64 channels, f32", 4, small, 512, false, check_long);
 }

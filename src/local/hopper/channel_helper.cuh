@@ -4,13 +4,16 @@
 // start, of each channel, the state needs of a chunk
 //   K̂ = k e^G and Q̂ = q e^G (in place of k and q), K~ = k e^(G_end - G), the inverse T of I - A, and M:
 //   A_ts = -beta_t Σ k_t k_s e^(G_t - G_s) for s < t,   M_ts = Σ q_t k_s e^(G_t - G_s) for s <= t.
-// No exponent is ever positive and no two long sums are subtracted: a pair of tokens is made where the smallest aligned
-// block of 2, 4, …, 64 tokens that holds both is cut in halves, from the decay since the cut (for t) and up to it (for
-// s), as products of decays; what is zero there is zero. A warp has a block of 16 tokens:
+// Between blocks of 16 tokens, and within one where decays are strong, no exponent is ever positive and no two long
+// sums are subtracted: a pair of tokens is made where the smallest aligned block of 2, 4, …, 64 tokens that holds both
+// is cut in halves, from the decay since the cut (for t) and up to it (for s), as products of decays; what is zero
+// there is zero. A warp has a block of 16 tokens:
 //   1. It goes through the channels, 8 at a time, in the layout of an operand of mma.sync (a thread has tokens r and
-//      r + 8). Decays since and up to the cuts of 1, 2, 4 and 8 tokens come from the other half by a shuffle a level;
-//      k and q times them are both operands of the products. k and q with the decay since the start of the 16 tokens,
-//      and k with the decay up to their end, go to shared memory.
+//      r + 8). Where the decay since the block's start stays above 2^-100, the products are of k e^G, q e^G and k e^-G,
+//      in TF32 (`mild_products`). From the first token on where it does not, decays since and up to the cuts of 1, 2, 4
+//      and 8 tokens come from the other half by a shuffle a level; k and q times them are both operands of the products
+//      (`block_products`). k and q with the decay since the start of the 16 tokens, and k with the decay up to their
+//      end, go to shared memory.
 //   2. Pairs of blocks are products of these tiles, with the decay of the blocks between.
 //   3. The tiles get the decay of the blocks before (K̂, Q̂) and after (K~).
 // There are two stages, one for each helper; memory holds no more. The state leaves k and q as soon as it has R and O,
@@ -49,29 +52,73 @@ __device__ __forceinline__ void unpack_gates(float (&x)[Channels], const std::ui
     }
 }
 
-/// The log2 of the decay of each channel in this warp's block of tokens.
+/// A token is mild if the decays of its block of 16 up to and with it are at least two to this in every channel: what
+/// grows where they fall stays in float32's range, and so do its products with keys and queries that float16 holds.
+/// Whether it is does not depend on later tokens, nor does any bit made of it and of earlier ones.
+constexpr float mild_decay = -100;
+
+/// Where lane l has its logarithms of a block's tokens if all have as many channels, first to last.
 template <class C>
-__device__ __forceinline__ void sum_decays(bool bf16, std::uint32_t gates, std::uint32_t scratch, int warp, int lane) {
-  constexpr int channels = C::K / 32, words = channels * C::gate_bytes / 4;
-  float sum[channels] = {};
-  const int byte = 4 * words * lane, piece = (byte >> 4) & 7;
-  const std::uint32_t rows = gates + (byte >> 7) * panel_bytes + 2048 * warp + (byte & 15);
+struct OwnChannels {
+  static constexpr int count = C::K / 32, words = count * C::gate_bytes / 4;
+  std::uint32_t rows;
+  int piece;
+  __device__ __forceinline__ OwnChannels(std::uint32_t gates, int warp, int lane) {
+    const int byte = 4 * words * lane;
+    rows = gates + (byte >> 7) * panel_bytes + 2048 * warp + (byte & 15), piece = (byte >> 4) & 7;
+  }
+  __device__ __forceinline__ void load(std::uint32_t (&x)[words], int token) const {
+    load_words(x, rows + 1024 * (token >> 3) + swizzled(token & 7, piece));
+  }
+  static __device__ __forceinline__ void add(float (&sum)[count], const std::uint32_t (&x)[words], bool bf16) {
+    float g[count];
+    unpack_gates(g, x, bf16);
+#pragma unroll
+    for (int e = 0; e < count; ++e) sum[e] += g[e];
+  }
+  /// Of all lanes.
+  static __device__ __forceinline__ bool mild(const float (&sum)[count]) {
+    bool all = true;
+#pragma unroll
+    for (int e = 0; e < count; ++e) all = all && log2_e * sum[e] >= mild_decay;  // not NaN
+    return __all_sync(0xffffffffu, all);
+  }
+};
+
+/// How many of this warp's block of tokens are mild, one token after the other.
+template <class C>
+__device__ __forceinline__ int count_mild(bool bf16, std::uint32_t gates, int warp, int lane) {
+  using Own = OwnChannels<C>;
+  const Own own(gates, warp, lane);
+  float sum[Own::count] = {};
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i) {
+    std::uint32_t x[Own::words];
+    own.load(x, i);
+    Own::add(sum, x, bf16);
+    if (!Own::mild(sum)) return i;
+  }
+  return 16;
+}
+
+/// The log2 of the decay of each channel in this warp's block of tokens. Returns how many of them are mild.
+template <class C>
+__device__ __forceinline__ int sum_decays(bool bf16, std::uint32_t gates, std::uint32_t scratch, int warp, int lane) {
+  using Own = OwnChannels<C>;
+  const Own own(gates, warp, lane);
+  float sum[Own::count] = {};
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    std::uint32_t x[8][words];
+    std::uint32_t x[8][Own::words];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) load_words(x[i], rows + 1024 * half + swizzled(i, piece));
+    for (int i = 0; i < 8; ++i) own.load(x[i], 8 * half + i);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float g[channels];
-      unpack_gates(g, x[i], bf16);
-#pragma unroll
-      for (int e = 0; e < channels; ++e) sum[e] += g[e];
-    }
+    for (int i = 0; i < 8; ++i) Own::add(sum, x[i], bf16);
   }
-  const std::uint32_t to = scratch + C::sums + (warp * C::K + channels * lane) * 4;
+  const std::uint32_t to = scratch + C::sums + (warp * C::K + Own::count * lane) * 4;
 #pragma unroll
-  for (int i = 0; i < channels; i += 2) store_float2(to + 4 * i, log2_e * sum[i], log2_e * sum[i + 1]);
+  for (int i = 0; i < Own::count; i += 2) store_float2(to + 4 * i, log2_e * sum[i], log2_e * sum[i + 1]);
+  return Own::mild(sum) ? 16 : count_mild<C>(bf16, gates, warp, lane);
 }
 
 /// Decays of whole blocks of tokens, a channel; hi + lo halves where they come in pairs.
@@ -182,12 +229,163 @@ __device__ __forceinline__ std::uint32_t scaled(std::uint32_t x, float a, float 
   return pack_half(f.x * a, f.y * b);
 }
 
-/// Step 1 of the above. `at`: where lane l's row of an 8×8 matrix lies, l / 8 = 0, 1 for k and 2, 3 for q, of the first
-/// 8 channels but for the swizzle by `flip`.
-template <class C, bool Bf16, bool Outputs>
-__device__ __forceinline__ void block_products(BlockProducts& p, OwnProducts& own, std::uint32_t at, int flip,
-                                               std::uint32_t to_late, bool bf16, std::uint32_t gates, int warp,
-                                               int lane) {
+/// Products of a block's tokens, each {k_t k_s, k_t k_(s+1), q_t k_s, q_t k_(s+1)}: t and s in the same square of 8
+/// tokens, this thread's row and column of it, those above the diagonal of no meaning; and t in the second, s in the
+/// first.
+struct DiagonalBlock {
+  float square[2][4] = {}, below[4] = {};
+};
+
+template <bool Outputs>
+__device__ __forceinline__ void gather(DiagonalBlock& d, OwnProducts& own, const BlockProducts& p, int lane) {
+  own.gather<Outputs>();
+  const int r = lane >> 2, col = 2 * (lane & 3);
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int x = 0; x < (Outputs ? 4 : 2); ++x) {
+      const int apart = r ^ (col + (x & 1));
+      const float one = i == 0 ? p.one[x] : __shfl_xor_sync(0xffffffffu, p.one[x ^ 1], 4);
+      const float two = i == 0 ? p.two[x] : __shfl_xor_sync(0xffffffffu, p.two[x], 9);
+      const float four = i == 0 ? p.four[x] : __shfl_xor_sync(0xffffffffu, p.four[x], 18);
+      d.square[i][x] = apart >= 4 ? four : apart >= 2 ? two : apart == 0 && x > 1 ? own.query[i] : one;
+    }
+#pragma unroll
+  for (int x = 0; x < 4; ++x) d.below[x] = p.eight[x];
+}
+
+/// The logarithms of 8 channels of a block of 16 tokens, as right operands of a product over the tokens: of float32 as
+/// sums of two numbers of bfloat16. `j`: the group of channels.
+template <class C>
+__device__ __forceinline__ void load_logarithms(std::uint32_t (&x)[C::gate_bytes], std::uint32_t gates, int j, int flip,
+                                                int warp, int lane) {
+  if constexpr (C::gate_bytes == 2) {
+    load_two_matrices_transposed(
+        x[0], x[1], gates + (16 * warp + (lane & 15)) * 128 + (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4));
+  } else {
+    const int r = lane >> 2, col = 2 * (lane & 3), piece = 2 * (j & 3) + (r >> 2);
+    const std::uint32_t from = gates + (j >> 2) * panel_bytes + 2048 * warp + 4 * (r & 3);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float a = load_float(from + 1024 * i + swizzled(col, piece)),
+                  b = load_float(from + 1024 * i + swizzled(col + 1, piece));
+      x[i] = pack_bf16(a, b);
+      const float2 h = unpack_bf16(x[i]);
+      x[2 + i] = pack_bf16(a - h.x, b - h.y);
+    }
+  }
+}
+
+/// G, the logarithm of the decay since the block's start, of tokens r and r + 8 and two channels each: a product of the
+/// logarithms with ones where s <= t, `triangle` those of this thread in a square of 8 tokens.
+template <class C, bool BfGates>
+__device__ __forceinline__ void sum_logarithms(float (&g)[4], std::uint32_t triangle,
+                                               const std::uint32_t (&logs)[C::gate_bytes]) {
+  constexpr std::uint32_t ones = BfGates ? 0x3f803f80 : 0x3c003c00;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) g[i] = 0;
+#pragma unroll
+  for (int i = 0; i < C::gate_bytes; i += 2)
+    mma_16x8x16_of<BfGates>(g, triangle, ones, 0, triangle, logs[i], logs[i + 1]);
+}
+template <bool BfGates>
+__device__ __forceinline__ std::uint32_t triangle_of_ones(int lane) {
+  constexpr std::uint32_t one = BfGates ? 0x3f80 : 0x3c00;
+  const int r = lane >> 2, col = 2 * (lane & 3);
+  return (col <= r ? one : 0) | (col + 1 <= r ? one << 16 : 0);
+}
+
+/// Two channels of mild tokens r and r + 8: e^(G_t - G_s) as e^G_t times e^-G_s.
+struct MildStep {
+  float decay[4];                 ///< e^G
+  float left[2][4], right[2][2];  ///< {k, q, k, q} e^G, k e^-G
+  __device__ __forceinline__ MildStep(const float (&g)[4], const float2 (&k)[2], const float2 (&q)[2]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) decay[i] = power_of_two(g[i]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      left[i][0] = k[i].x * decay[2 * i], left[i][2] = k[i].y * decay[2 * i + 1];
+      left[i][1] = q[i].x * decay[2 * i], left[i][3] = q[i].y * decay[2 * i + 1];
+      right[i][0] = k[i].x * inverse_power_of_two(g[2 * i]);
+      right[i][1] = k[i].y * inverse_power_of_two(g[2 * i + 1]);
+    }
+  }
+  __device__ __forceinline__ std::uint32_t key(int i) const { return pack_half(left[i][0], left[i][2]); }
+  __device__ __forceinline__ std::uint32_t query(int i) const { return pack_half(left[i][1], left[i][3]); }
+  /// Adds to the products, in TF32.
+  __device__ __forceinline__ void add_to(DiagonalBlock& d) const {
+    std::uint32_t l[2][4], r[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) l[i][x] = to_tf32(left[i][x]);
+      r[i][0] = to_tf32(right[i][0]), r[i][1] = to_tf32(right[i][1]);
+    }
+    mma_16x8x8_tf32(d.square[0], l[0], r[0][0], r[0][1]);
+    mma_16x8x8_tf32(d.below, l[1], r[0][0], r[0][1]);
+    mma_16x8x8_tf32(d.square[1], l[1], r[1][0], r[1][1]);
+  }
+};
+
+/// Step 1 where all tokens are mild. The next channels' are on their way while these are worked on. `at`: where lane
+/// l's row of an 8×8 matrix lies, l / 8 = 0, 1 for k and 2, 3 for q, of the first 8 channels but for the swizzle by
+/// `flip`.
+template <class C, bool Bf16, bool Outputs, bool BfGates>
+__device__ __forceinline__ void mild_products(DiagonalBlock& d, OwnProducts& own, std::uint32_t at, int flip,
+                                              std::uint32_t to_late, std::uint32_t gates, int warp, int lane) {
+  constexpr int steps = C::K / 8;
+  const std::uint32_t triangle = triangle_of_ones<BfGates>(lane);
+  std::uint32_t x[4], logs[C::gate_bytes];
+  float g[4];  // log2 of the decays of the step at hand
+  const auto place_of = [&](int j) { return (j >> 3) * panel_bytes + (((j & 7) ^ flip) << 4); };
+  std::uint32_t place = at + place_of(0);
+  load_logarithms<C>(logs, gates, 0, flip, warp, lane);
+  load_matrices(x, place);
+  sum_logarithms<C, BfGates>(g, triangle, logs);
+  load_logarithms<C>(logs, gates, 1, flip, warp, lane);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) g[i] *= log2_e;
+#pragma unroll 1
+  for (int j = 0; j < steps; ++j) {
+    const float2 k[2] = {widen<Bf16>(x[0]), widen<Bf16>(x[1])};
+    const float2 q[2] = {Outputs ? widen<Bf16>(x[2]) : float2{}, Outputs ? widen<Bf16>(x[3]) : float2{}};
+    own.add<Bf16, false>(x);  // q k are on the diagonal of the products
+    // the last steps read what they have again
+    const std::uint32_t next = at + place_of(min(j + 1, steps - 1));
+    load_matrices(x, next);
+    float sums[4];
+    sum_logarithms<C, BfGates>(sums, triangle, logs);
+    load_logarithms<C>(logs, gates, min(j + 2, steps - 1), flip, warp, lane);
+    const MildStep step(g, k, q);
+    // k with the decay up to the block's end; lanes 0 to 15 have the addresses of k
+    const float all[2] = {__shfl_sync(0xffffffffu, step.decay[2], 28 | (lane & 3)),
+                          __shfl_sync(0xffffffffu, step.decay[3], 28 | (lane & 3))};
+    step.add_to(d);
+    if constexpr (Outputs)
+      store_matrices(place, {step.key(0), step.key(1), step.query(0), step.query(1)});
+    else
+      store_two_matrices(place, step.key(0), step.key(1));
+    store_two_matrices(place + to_late, pack_half(step.right[0][0] * all[0], step.right[0][1] * all[1]),
+                       pack_half(step.right[1][0] * all[0], step.right[1][1] * all[1]));
+    place = next;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) g[i] = log2_e * sums[i];
+  }
+  own.gather<false>();
+}
+
+/// Step 1 where not all tokens are mild, by halves. `SomeMild`: rows of the first `mild` tokens are made as above, from
+/// their logarithms alone, bit by bit as if all were mild.
+template <class C, bool Bf16, bool Outputs, bool SomeMild>
+__device__ __forceinline__ void block_products(DiagonalBlock& d, OwnProducts& own, std::uint32_t at, int flip,
+                                               std::uint32_t to_late, bool bf16, std::uint32_t gates, int mild,
+                                               int warp, int lane) {
+  const int row = lane >> 2, col = 2 * (lane & 3);
+  const bool is_mild[2] = {row < mild, row + 8 < mild};
+  std::uint32_t kept[2];  // of the logarithms of tokens col, col + 1, and of 8 tokens further
+#pragma unroll
+  for (int i = 0; i < 2; ++i) kept[i] = (col + 8 * i < mild ? 0xffffu : 0) | (col + 8 * i + 1 < mild ? 0xffff0000u : 0);
+  BlockProducts p;
   const bool second = lane & 4, third = lane & 8, fourth = lane & 16;  // this token is behind the cut
 #pragma unroll 1
   for (int j = 0; j < C::K / 8; ++j) {
@@ -195,6 +393,26 @@ __device__ __forceinline__ void block_products(BlockProducts& p, OwnProducts& ow
     std::uint32_t x[4], bits[2][C::gate_bytes / 2];
     load_matrices(x, place);
     own.add<Bf16, Outputs>(x);
+    std::uint32_t mild_rows[4] = {};
+    if constexpr (SomeMild) {
+      std::uint32_t logs[C::gate_bytes];
+      load_logarithms<C>(logs, gates, j, flip, warp, lane);
+#pragma unroll
+      for (int i = 0; i < C::gate_bytes; ++i) logs[i] &= kept[i & 1];
+      float g[4];
+      if (C::gate_bytes == 4 || bf16)
+        sum_logarithms<C, true>(g, triangle_of_ones<true>(lane), logs);
+      else
+        sum_logarithms<C, false>(g, triangle_of_ones<false>(lane), logs);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) g[i] *= log2_e;
+      const float2 k[2] = {widen<Bf16>(x[0]), widen<Bf16>(x[1])};
+      const float2 q[2] = {Outputs ? widen<Bf16>(x[2]) : float2{}, Outputs ? widen<Bf16>(x[3]) : float2{}};
+      const MildStep step(g, k, q);
+      step.add_to(d);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) mild_rows[i] = step.key(i), mild_rows[2 + i] = step.query(i);
+    }
     if constexpr (C::gate_bytes == 2) {
       load_two_matrices(bits[0][0], bits[1][0], gates + (16 * warp + (lane & 15)) * 128 + in_panels);
     } else {
@@ -243,39 +461,22 @@ __device__ __forceinline__ void block_products(BlockProducts& p, OwnProducts& ow
     for (int i = 0; i < 2; ++i) since[2 + i] *= all[i], until[i] *= all[2 + i];
     store_two_matrices(place + to_late, scaled(x[0], until[0], until[1]),
                        scaled(x[1], until[2], until[3]));  // lanes 0 to 15 have k
-    x[0] = scaled(x[0], since[0], since[1]), x[1] = scaled(x[1], since[2], since[3]);
-    if constexpr (Outputs) {
-      x[2] = scaled(x[2], since[0], since[1]), x[3] = scaled(x[3], since[2], since[3]);
+#pragma unroll
+    for (int i = 0; i < (Outputs ? 4 : 2); ++i)
+      x[i] = SomeMild && is_mild[i & 1] ? mild_rows[i] : scaled(x[i], since[2 * (i & 1)], since[2 * (i & 1) + 1]);
+    if constexpr (Outputs)
       store_matrices(place, x);
-    } else {
+    else
       store_two_matrices(place, x[0], x[1]);
-    }
   }
-}
-
-/// Products of a block's tokens, each {k_t k_s, k_t k_(s+1), q_t k_s, q_t k_(s+1)}: t and s in the same square of 8
-/// tokens, this thread's row and column of it, those above the diagonal of no meaning; and t in the second, s in the
-/// first.
-struct DiagonalBlock {
-  float square[2][4] = {}, below[4] = {};
-};
-
-template <bool Outputs>
-__device__ __forceinline__ void gather(DiagonalBlock& d, OwnProducts& own, const BlockProducts& p, int lane) {
-  own.gather<Outputs>();
-  const int r = lane >> 2, col = 2 * (lane & 3);
+  DiagonalBlock by_halves;
+  gather<Outputs>(by_halves, own, p, lane);
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
-#pragma unroll
-    for (int x = 0; x < (Outputs ? 4 : 2); ++x) {
-      const int apart = r ^ (col + (x & 1));
-      const float one = i == 0 ? p.one[x] : __shfl_xor_sync(0xffffffffu, p.one[x ^ 1], 4);
-      const float two = i == 0 ? p.two[x] : __shfl_xor_sync(0xffffffffu, p.two[x], 9);
-      const float four = i == 0 ? p.four[x] : __shfl_xor_sync(0xffffffffu, p.four[x], 18);
-      d.square[i][x] = apart >= 4 ? four : apart >= 2 ? two : apart == 0 && x > 1 ? own.query[i] : one;
-    }
-#pragma unroll
-  for (int x = 0; x < 4; ++x) d.below[x] = p.eight[x];
+  for (int x = 0; x < 4; ++x) {
+    d.square[0][x] = SomeMild && is_mild[0] ? d.square[0][x] : by_halves.square[0][x];
+    d.square[1][x] = SomeMild && is_mild[1] ? d.square[1][x] : by_halves.square[1][x];
+    d.below[x] = SomeMild && is_mild[1] ? d.below[x] : by_halves.below[x];
+  }
 }
 
 /// The diagonal blocks of A, as floats, and of M. Returns how many of this thread's tokens have beta |k|² > 2.
@@ -380,12 +581,18 @@ __device__ __forceinline__ void scale_rows(std::uint32_t scratch, std::uint32_t 
     return multiply_add_halves(x, hi, multiply_halves(x, lo));
   };
   tile += (piece >> 3) * panel_bytes + 2048 * warp;
-#pragma unroll 4
-  for (int i = 0; i < 16 / rows; ++i) {
-    const std::uint32_t at = tile + swizzled(row + rows * i, piece & 7);
-    uint4 x = load16(at);
-    x.x = times(x.x, h.x, l.x), x.y = times(x.y, h.y, l.y), x.z = times(x.z, h.z, l.z), x.w = times(x.w, h.w, l.w);
-    store16(at, x);
+  constexpr int batch = 4;
+#pragma unroll 1
+  for (int i = 0; i < 16 / rows; i += batch) {
+    uint4 x[batch];
+#pragma unroll
+    for (int j = 0; j < batch; ++j) x[j] = load16(tile + swizzled(row + rows * (i + j), piece & 7));
+#pragma unroll
+    for (int j = 0; j < batch; ++j) {
+      x[j].x = times(x[j].x, h.x, l.x), x[j].y = times(x[j].y, h.y, l.y);
+      x[j].z = times(x[j].z, h.z, l.z), x[j].w = times(x[j].w, h.w, l.w);
+      store16(tile + swizzled(row + rows * (i + j), piece & 7), x[j]);
+    }
   }
 }
 
@@ -413,6 +620,7 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
   };
   load_scalars(w);
   std::uint32_t phase = 0;
+  bool strong = false;  // this warp's last block had few mild tokens, so none are looked for in the next
   Marks marks(tid == 0 && w == 0);
 #pragma unroll 1
   for (int c = w; c < chunks.count; c += 2, phase ^= 1) {
@@ -433,7 +641,8 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       fence_for_tensor_cores();  // the next load writes there too
     }
     named_barrier<128>(3 + w);  // and all of the chunk before is done
-    sum_decays<C>(bf16, gates, scratch, warp, fresh(tid) & 31);
+    const int all_mild = sum_decays<C>(bf16, gates, scratch, warp, fresh(tid) & 31), mild = strong ? 0 : all_mild;
+    strong = all_mild < 8;
     named_barrier<128>(3 + w);
     if constexpr (!C::in_place || arriving_lanes > 1) barrier_wait(bar.m_empty(w), phase ^ 1);
     marks.mark(1);
@@ -460,9 +669,14 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
       const std::uint32_t at = (Outputs && lane >= 16 ? queries : keys) + 128 * row, to_late = late - keys;
       DiagonalBlock d;
       OwnProducts own;
-      BlockProducts p;
-      block_products<C, Bf16, Outputs>(p, own, at, lane & 7, to_late, bf16, gates, warp, lane);
-      gather<Outputs>(d, own, p, lane);
+      if (mild == 0)
+        block_products<C, Bf16, Outputs, false>(d, own, at, lane & 7, to_late, bf16, gates, 0, warp, lane);
+      else if (mild < 16)
+        block_products<C, Bf16, Outputs, true>(d, own, at, lane & 7, to_late, bf16, gates, mild, warp, lane);
+      else if (bf16 || C::gate_bytes == 4)
+        mild_products<C, Bf16, Outputs, true>(d, own, at, lane & 7, to_late, gates, warp, lane);
+      else
+        mild_products<C, Bf16, Outputs, C::gate_bytes == 4>(d, own, at, lane & 7, to_late, gates, warp, lane);
       __syncwarp();
       if constexpr (C::in_place) {
         barrier_wait(bar.m_empty(w), phase ^ 1);  // the state has left everything of two chunks before
@@ -494,11 +708,13 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
     marks.mark(8);
     {
       const int lane = fresh(tid) & 31;
-      if (warp > 0) {
-        scale_rows<C>(scratch, keys, before_hi + warp - 1, before_lo + warp - 1, warp, lane);
-        if (Outputs) scale_rows<C>(scratch, queries, before_hi + warp - 1, before_lo + warp - 1, warp, lane);
+      // the warp that has the longest column to merge has the fewest
+      const int block = part == 0 ? 0 : part == 1 ? 3 : part - 1;
+      if (block > 0) {
+        scale_rows<C>(scratch, keys, before_hi + block - 1, before_lo + block - 1, block, lane);
+        if (Outputs) scale_rows<C>(scratch, queries, before_hi + block - 1, before_lo + block - 1, block, lane);
       }
-      if (warp < 3) scale_rows<C>(scratch, late, after_hi + warp, after_lo + warp, warp, lane);
+      if (block < 3) scale_rows<C>(scratch, late, after_hi + block, after_lo + block, block, lane);
     }
     fence_for_tensor_cores();
     barrier_arrive(bar.full(w));

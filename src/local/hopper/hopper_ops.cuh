@@ -198,6 +198,14 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&m)[4], 
                : "memory");
 }
 
+/// Two of them; lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void load_two_matrices_transposed(std::uint32_t& m0, std::uint32_t& m1, std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(m0), "=r"(m1)
+               : "r"(from)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_matrices(std::uint32_t to, const std::uint32_t (&m)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(m[0]), "r"(m[1]),
                "r"(m[2]), "r"(m[3])
@@ -229,6 +237,13 @@ __device__ __forceinline__ void store_float4(std::uint32_t to, float x, float y,
 __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// 2^-x, as the above.
+__device__ __forceinline__ float inverse_power_of_two(float x) {
+  float y;
+  asm("{\n.reg .f32 t;\nneg.f32 t, %1;\nex2.approx.ftz.f32 %0, t;\n}" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -311,6 +326,18 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], std::uint32_t a0, std:
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a0), "r"(a1), "r"(b));
+}
+
+/// Rounded to the 11 bits that a TF32 operand keeps; infinity and NaN end as anything.
+__device__ __forceinline__ std::uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000; }
+
+__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- wgmma ----
