@@ -312,7 +312,7 @@ void check_channel_sizes(int d_key, int d_value, bool small) {
   }
   const std::int64_t T = small ? 200 : 2048;
   for (const Gates gates : {Gates::zero, Gates::usual, Gates::slow, Gates::strong, Gates::bursts, Gates::minus_infinity,
-                            Gates::all_200, Gates::mixed}) {
+                            Gates::all_200, Gates::mixed, Gates::steep, Gates::changing}) {
     std::snprintf(name, sizeof name, "K=%d V=%d channels, gates %d", d_key, d_value, static_cast<int>(gates));
     const Problem x = with([&](Problem& y) { y.gates = gates; });
     const Problem short_gates = with([&](Problem& y) { y.gates = gates, y.short_gates = true; });
@@ -321,6 +321,9 @@ void check_channel_sizes(int d_key, int d_value, bool small) {
     check_case<B>(name, T, 2, short_gates, {.start = true}, true);
     check_case<__half>(name, 177, 2, x, {.begin = 30, .probe_at = 101, .start = true}, true);
     check_case<__half>(name, 300, 2, short_gates, {.start = true}, true);
+    const Problem other_gates = with([&](Problem& y) { y.gates = gates, y.other_gates = true; });
+    check_case<B>(name, T, 2, other_gates, {.start = true}, true);
+    check_case<__half>(name, 300, 2, other_gates, {.start = true}, true);
   }
   check_case<B>("channels, own beta", T, 3, with([](Problem& x) { x.own_eta = false; }), {}, true);
   check_case<B>("channels, beta to 2", T, 2, with([](Problem& x) { x.beta_high = 2; }), {}, true);
@@ -374,9 +377,10 @@ void check_causal(const char* name, Problem problem, Gates later) {
     take(in.q, other.q, key), take(in.k, other.k, key), take(in.v, other.v, value);
     take(in.beta, other.beta, heads), take(in.eta, other.eta, heads);
     take(in.log_decay, other.log_decay, gate), take(in.short_decay, other.short_decay, gate);
+    take(in.other_decay, other.other_decay, gate);
     const auto o = outputs();
     for (std::int64_t i = 0; i < t * value; ++i) changed += o[i] != whole[i];
-    unchanged += std::equal(o.begin() + t * value, o.end(), whole.begin() + t * value);
+    unchanged += std::equal(&o[t * value], &o[(t + 1) * value], &whole[t * value]);
   }
   verdict(name, static_cast<double>(changed + unchanged), 0);
   cudaFree(const_cast<Task*>(device_tasks));
@@ -391,16 +395,26 @@ void check_causal() {
   p.d_key = p.d_value = 256;
   check_causal<B>("K=V=256, a decay a head, later -200", p, Gates::all_200);
   p.channels = true;
-  for (int d : {128, 64})
-    for (Gates now : {Gates::usual, Gates::mixed, Gates::slow, Gates::strong})
+  for (const auto [k, v] : {std::pair{128, 128}, {64, 64}, {96, 72}})
+    for (Gates now :
+         {Gates::usual, Gates::mixed, Gates::slow, Gates::strong, Gates::bursts, Gates::steep, Gates::changing})
       for (Gates later : {Gates::all_200, Gates::minus_infinity, Gates::zero, Gates::usual, Gates::strong}) {
-        p.d_key = p.d_value = d, p.gates = now, p.short_gates = false;
-        const std::string kinds = std::to_string(static_cast<int>(now)) + ", later " +
-                                  std::to_string(static_cast<int>(later)) + ", K=V=" + std::to_string(d);
-        check_causal<B>(("channels, f32, decays " + kinds).c_str(), p, later);
+        if (k % 64 && later != Gates::all_200 && later != Gates::zero) continue;
+        p.d_key = k, p.d_value = v, p.gates = now, p.short_gates = p.other_gates = false;
+        char name[100];
+        const auto named = [&](const char* types) {
+          std::snprintf(name, sizeof name, "K=%d V=%d channels, %s, gates %d, later %d", k, v, types,
+                        static_cast<int>(now), static_cast<int>(later));
+          return name;
+        };
+        check_causal<B>(named("bf16 by f32"), p, later);
+        check_causal<__half>(named("f16 by f32"), p, later);
         p.short_gates = true;
-        check_causal<B>(("channels, bf16, decays " + kinds).c_str(), p, later);
-        check_causal<__half>(("channels, f16, decays " + kinds).c_str(), p, later);
+        check_causal<B>(named("bf16"), p, later);
+        check_causal<__half>(named("f16"), p, later);
+        p.other_gates = true;
+        check_causal<B>(named("bf16 by f16"), p, later);
+        check_causal<__half>(named("f16 by bf16"), p, later);
       }
 }
 

@@ -97,13 +97,17 @@ __global__ void fill_scalars(T* x, std::int64_t n, std::uint64_t seed, float low
   if (i < n) put(x + i, low + (high - low) * uniform(seed, i));
 }
 
-enum class Gates { none, zero, usual, slow, strong, bursts, minus_infinity, all_200, mixed };
+enum class Gates { none, zero, usual, slow, strong, bursts, minus_infinity, all_200, mixed, steep, changing };
 
-/// `repeat` neighbours have the same number.
+/// `repeat` neighbours have the same number; a token has `row` of them.
 template <class G>
-__global__ void fill_gates(G* x, std::int64_t n, std::uint64_t seed, Gates kind, int repeat) {
+__global__ void fill_gates(G* x, std::int64_t n, std::uint64_t seed, Gates kind, int repeat, int row) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= n) return;
+  if (kind == Gates::changing) {  // every 64 tokens
+    const Gates kinds[] = {Gates::strong, Gates::usual, Gates::steep};
+    kind = kinds[i / row / 64 % 3];
+  }
   const float u = uniform(seed, 2 * (i / repeat)), w = uniform(seed, 2 * (i / repeat) + 1);
   float g = 0;
   if (kind == Gates::usual) g = -0.1f * u;
@@ -112,6 +116,7 @@ __global__ void fill_gates(G* x, std::int64_t n, std::uint64_t seed, Gates kind,
   if (kind == Gates::bursts) g = w < 0.05f ? -200.f : w < 0.1f ? -u * 50 : w < 0.5f ? 0.f : -0.01f * u;
   if (kind == Gates::minus_infinity) g = w < 0.03f ? -INFINITY : -0.02f * u;
   if (kind == Gates::all_200) g = -200;
+  if (kind == Gates::steep) g = -8 * u;  // of a block of 16 tokens the first 10 to 13 are mild
   if (kind == Gates::mixed) g = w < 0.02f ? -INFINITY : w < 0.04f ? -200.f : w < 0.1f ? -8 * u : w < 0.4f ? 0.f : -u;
   put(x + i, g);
 }
@@ -124,17 +129,23 @@ struct Problem {
   bool channels = false;     ///< a decay a channel
   bool equal = false;        ///< the same in all channels
   bool short_gates = false;  ///< of the vectors' type
+  bool other_gates = false;  ///< of the other type of 16 bits
   bool undecayed = false;
   int span = most;
   float beta_high = 1.f;
   int group = 1;  ///< heads of v to one of q and k
 };
 
+/// The other type of 16 bits.
+template <class T>
+using Other = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __half, __nv_bfloat16>;
+
 template <class T>
 struct Given {
   const T *q, *k, *v, *beta, *eta, *o;
   const float* log_decay;
   const T* short_decay;
+  const Other<T>* other_decay;
   int channels;  ///< numbers of log_decay a token and head
   int heads, d_key, d_value;
   bool own_eta, undecayed;
@@ -149,6 +160,7 @@ struct Inputs {
   T *q, *k, *v, *beta, *eta, *o;
   float* log_decay = nullptr;
   T* short_decay = nullptr;
+  Other<T>* other_decay = nullptr;
   Inputs(std::int64_t tokens, int heads, std::uint64_t seed, Problem problem = {})
       : tokens(tokens), heads(heads), problem(problem) {
     const std::int64_t n = tokens * heads;
@@ -167,13 +179,16 @@ struct Inputs {
         const std::int64_t m = n * channels();
         const int repeat = problem.equal ? channels() : 1;
         const auto many = static_cast<unsigned>((m + 255) / 256);
-        if (problem.short_gates) {
-          short_decay = device<T>(m);
-          fill_gates<<<many, 256>>>(short_decay, m, seed + 6, problem.gates, repeat);
-        } else {
-          log_decay = device<float>(m);
-          fill_gates<<<many, 256>>>(log_decay, m, seed + 6, problem.gates, repeat);
-        }
+        const auto fill = [&](auto*& x) {
+          x = device<std::remove_reference_t<decltype(*x)>>(m);
+          fill_gates<<<many, 256>>>(x, m, seed + 6, problem.gates, repeat, heads * channels());
+        };
+        if (problem.other_gates)
+          fill(other_decay);
+        else if (problem.short_gates)
+          fill(short_decay);
+        else
+          fill(log_decay);
       }
     }
     poison();
@@ -184,7 +199,7 @@ struct Inputs {
   Inputs(const Inputs&) = delete;
   ~Inputs() {
     for (T* p : {q, k, v, beta, eta, o, short_decay}) cudaFree(p);
-    cudaFree(log_decay);
+    cudaFree(log_decay), cudaFree(other_decay);
   }
   Given<T> given() const {
     return {q,
@@ -195,6 +210,7 @@ struct Inputs {
             o,
             log_decay,
             short_decay,
+            other_decay,
             channels(),
             heads,
             problem.d_key,
@@ -216,6 +232,7 @@ struct Inputs {
     if (problem.own_eta) p.eta = {eta, p.type, heads, 1};
     if (log_decay) p.log_decay = {log_decay, Type::f32, heads * channels(), channels()};
     if (short_decay) p.log_decay = {short_decay, p.type, heads * channels(), channels()};
+    if (other_decay) p.log_decay = {other_decay, bf16 ? Type::f16 : Type::bf16, heads * channels(), channels()};
     p.channel_decay = problem.channels && p.log_decay.data;
     p.erase_undecayed = problem.undecayed;
     if (outputs) p.o = o, p.o_token_stride = value_row, p.o_head_stride = p.d_value;
@@ -250,7 +267,10 @@ __global__ void reference(Given<T> in, const Task* tasks, int task_count, double
       const int c = element(lane, j);
       const bool inside = c < in.d_key;
       const std::int64_t g = i * in.channels + (in.channels > 1 && inside ? c : 0);
-      decay[j] = in.log_decay ? exp(get(in.log_decay + g)) : in.short_decay ? exp(get(in.short_decay + g)) : 1.0;
+      decay[j] = in.log_decay     ? exp(get(in.log_decay + g))
+                 : in.short_decay ? exp(get(in.short_decay + g))
+                 : in.other_decay ? exp(get(in.other_decay + g))
+                                  : 1.0;
       k[j] = inside ? get(in.k + shared * in.d_key + c) : 0;
       q[j] = inside ? get(in.q + shared * in.d_key + c) : 0;
       sk += (in.undecayed ? s[j] : decay[j] * s[j]) * k[j];

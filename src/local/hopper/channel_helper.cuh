@@ -570,9 +570,9 @@ __device__ __forceinline__ void all_pairs(std::uint32_t scratch, std::uint32_t k
 
 // ---- the tiles ----
 
-/// Step 3: this warp's 16 rows of a tile, times the decays in rows `hi`, `lo` of the factors.
+/// Step 3: 16 rows of a tile, times the decays in rows `hi`, `lo` of the factors.
 template <class C>
-__device__ __forceinline__ void scale_rows(std::uint32_t scratch, std::uint32_t tile, int hi, int lo, int warp,
+__device__ __forceinline__ void scale_rows(std::uint32_t scratch, std::uint32_t tile, int hi, int lo, int block,
                                            int lane) {
   constexpr int pieces = C::K / 8, rows = 32 / pieces;
   const int piece = lane % pieces, row = lane / pieces;
@@ -580,7 +580,7 @@ __device__ __forceinline__ void scale_rows(std::uint32_t scratch, std::uint32_t 
   const auto times = [](std::uint32_t x, std::uint32_t hi, std::uint32_t lo) {
     return multiply_add_halves(x, hi, multiply_halves(x, lo));
   };
-  tile += (piece >> 3) * panel_bytes + 2048 * warp;
+  tile += (piece >> 3) * panel_bytes + 2048 * block;
   constexpr int batch = 4;
 #pragma unroll 1
   for (int i = 0; i < 16 / rows; i += batch) {
@@ -620,7 +620,8 @@ __device__ __forceinline__ void channel_helper_role(const Pass& pass, const Maps
   };
   load_scalars(w);
   std::uint32_t phase = 0;
-  bool strong = false;  // this warp's last block had few mild tokens, so none are looked for in the next
+  bool strong =
+      false;  // the same 16 tokens of this helper's last chunk were hardly mild: in this one none is taken as such
   Marks marks(tid == 0 && w == 0);
 #pragma unroll 1
   for (int c = w; c < chunks.count; c += 2, phase ^= 1) {

@@ -328,7 +328,7 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], std::uint32_t a0, std:
                : "r"(a0), "r"(a1), "r"(b));
 }
 
-/// Rounded to the 11 bits that a TF32 operand keeps; infinity and NaN end as anything.
+/// Rounded to the 11 bits that a TF32 operand keeps; infinity and NaN end as anything, so others must report them.
 __device__ __forceinline__ std::uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000; }
 
 __device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
