@@ -58,6 +58,7 @@ struct NewtonSlot {
   HostBytes x, h, c;
   std::optional<MappedSlab> mapped;  ///< instead of x
   std::vector<std::byte> h0, c0, h_final, c_final;
+  bool written = false;  ///< or about to be
   const std::byte* input() const { return mapped ? mapped->data() : x.data(); }
 };
 
@@ -131,12 +132,14 @@ class NewtonSolve {
       if (!kernels_reach_host) check(slots_[slot]);
       prepare_output(slots_[slot]);
     };
-    stages.solve = [&](TokenRange window, int slot, const WindowStages::Writing&) {
+    stages.solve = [&](TokenRange window, int slot, const WindowStages::Writing& now) {
       progress_.at(done_before + window.begin, "solving");
-      solve(window, slots_[slot]);
+      solve(window, slots_[slot], now);
       progress_.at(done_before + window.end, "reading and writing");
     };
-    stages.write = [&](int slot) { write(slots_[slot]); };
+    stages.write = [&](int slot) {
+      if (!slots_[slot].written) write(slots_[slot]);
+    };
     stages.between = [&](TokenRange solved, const std::function<void()>& written) {
       save({0, solved.end, tokens, [&] { return solver_.state(); }, [&] { return to_json(report_); }}, written);
     };
@@ -243,18 +246,21 @@ class NewtonSolve {
     return states;
   }
 
-  void solve(TokenRange window, NewtonSlot& slot) {
-    const bool cells = solver_.shape().state > 1;
+  void solve(TokenRange window, NewtonSlot& slot, const WindowStages::Writing& now) {
+    const bool cells = solver_.shape().state > 1,
+               narrower = size_of(newton_output_type(problem_, command_)) < size_of(state_);
     NewtonData data;
     data.x = slot.input(), data.x_type = problem_.type();
     data.h0 = slot.h0.empty() ? nullptr : slot.h0.data(), data.c0 = slot.c0.empty() ? nullptr : slot.c0.data();
     data.h = slot.h.data(), data.h_final = slot.h_final.data();
     if (cells) data.c = slot.c.data(), data.c_final = slot.c_final.data();
+    slot.written = false;
+    if (!narrower) data.ready = [&] { slot.written = now.begin([&] { write(slot); }); };
     const NewtonReport r = solver_.solve(window, data);
     agree(ranks_, [&] { file_.require_whole(); });
     take(r, window, window.begin == 0);
     judge();
-    if (size_of(newton_output_type(problem_, command_)) < size_of(state_)) agree(ranks_, [&] { check_output(slot); });
+    if (narrower) agree(ranks_, [&] { check_output(slot); });
   }
 
   void take(const NewtonReport& r, TokenRange window, bool first) {

@@ -47,6 +47,8 @@ constexpr int tag_carry = 350;
 /// Status values in the order of how bad they are.
 int badness(NewtonStatus status) { return static_cast<int>(status); }
 
+bool is_solution(NewtonStatus s) { return s != NewtonStatus::not_converged && s != NewtonStatus::non_finite; }
+
 bool is_full(NewtonMethod m) {
   return m == NewtonMethod::newton || m == NewtonMethod::quasi || m == NewtonMethod::elk || m == NewtonMethod::picard ||
          m == NewtonMethod::jacobi;
@@ -259,16 +261,19 @@ class Solver final : public Newton::Impl {
         projecting += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         LayerPart<T> part = make_part(window, here, runs, direction == 1, projected, inputs * D, states, k * D);
         set_starts(part, runs, data, layer * dirs + direction, direction == 1, window);
-        NewtonReport one = run(*d.kernel, part);
+        const auto deliver = [&](NewtonStatus status) {
+          take_ends(part, runs, data, layer * dirs + direction, direction == 1);
+          if (direction == 0) pass_carry(window, part, layer * dirs);
+          if (!in_place()) gather(states, n, k * D, D, outputs + direction * D, dirs * D);
+          if (wants_cells) gather(states + D, n, k * D, D, cells + direction * D, dirs * D);
+          if (reaches_host && last && direction + 1 == dirs && data.ready && is_solution(status)) data.ready();
+        };
+        NewtonReport one = run(*d.kernel, part, deliver);
         if (direction == 1 && one.first_bad_token >= 0)  // tokens are counted from the end there
           one.first_bad_token = window.size() - 1 - one.first_bad_token;
         merge(report, one, layer == 0 && direction == 0);
         report.projection_seconds = projecting;
-        take_ends(part, runs, data, layer * dirs + direction, direction == 1);
-        if (direction == 0) pass_carry(window, part, layer * dirs);
-        if (!in_place()) gather(states, n, k * D, D, outputs + direction * D, dirs * D);
-        if (wants_cells) gather(states + D, n, k * D, D, cells + direction * D, dirs * D);
-        if (one.status == NewtonStatus::not_converged || one.status == NewtonStatus::non_finite) {
+        if (!is_solution(one.status)) {
           report.status = one.status;
           return report;
         }
@@ -361,8 +366,11 @@ class Solver final : public Newton::Impl {
     if (ranks.rank() == 0) ranks.receive(carry.data(), bytes, last, tag_carry);
   }
 
-  NewtonReport run(const CellKernel<T>& kernel, LayerPart<T>& part) {
+  /// `deliver`: called when the states are there.
+  template <class F>
+  NewtonReport run(const CellKernel<T>& kernel, LayerPart<T>& part, const F& deliver) {
     LayerSolve<T> s{ranks, kernel, part, options, {}, plan_};
+    s.solved = [&] { deliver(s.report.status); };
     s.share = static_cast<double>(part.axis_tokens) / static_cast<double>(std::max<std::int64_t>(1, cuts.tokens()));
     solve_layer(s);
     return s.report;

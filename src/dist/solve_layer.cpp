@@ -97,6 +97,7 @@ void solve_layer(LayerSolve<T>& s) {
     solve_full(s);
     s.report.method_used = s.options.method;
   }
+  if (s.solved) s.solved();
   if (s.report.status != NewtonStatus::non_finite && !s.looked) look_along(s);
 }
 

@@ -301,16 +301,22 @@ class DenseCellKernel final : public CellKernel<T> {
     copy_to_host<T>(before, n, first.data());
     const auto W = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), W_);
     const auto bias = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), bias_);
-    std::vector<double> v(n), next(n), p(g * D_), Wv(g * D_);
+    const int rows = g * D_;
+    std::vector<double> columns(static_cast<std::size_t>(rows) * D_);  // of W, so that sums go side by side
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < D_; ++j)
+        columns[static_cast<std::size_t>(j) * rows + i] = double(W(static_cast<std::int64_t>(i) * D_ + j));
+    std::vector<double> v(n), next(n), p(rows), Wv(rows);
     for (std::int64_t i = 0; i < n; ++i) v[i] = 1 / std::sqrt(static_cast<double>(n)) * (i % 3 == 1 ? -1 : 1);
     for (std::int64_t t = 0; t < tokens; ++t) {
       const T *s = t == 0 ? first.data() : at(h, path.h_stride, t - 1), *x_t = at(x, path.x_stride, t);
-      for (int i = 0; i < g * D_; ++i) {
-        double sum = 0, tangent = 0;
-        const T* row = W.data() + static_cast<std::int64_t>(i) * D_;
-        for (int j = 0; j < D_; ++j) sum += double(row[j]) * double(s[j]), tangent += double(row[j]) * v[j];
-        p[i] = sum + double(bias(i)), Wv[i] = tangent;
+      std::fill(p.begin(), p.end(), 0.0), std::fill(Wv.begin(), Wv.end(), 0.0);
+      for (int j = 0; j < D_; ++j) {
+        const double* column = &columns[static_cast<std::size_t>(j) * rows];
+        const double of_state = double(s[j]), of_tangent = v[j];
+        for (int i = 0; i < rows; ++i) p[i] += column[i] * of_state, Wv[i] += column[i] * of_tangent;
       }
+      for (int i = 0; i < rows; ++i) p[i] += double(bias(i));
       double size = 0;
       for (int d = 0; d < D_; ++d) {
         double xs[g], ps[g], hs[k], dp[k * g], ds[k * k];
