@@ -76,6 +76,7 @@ class DeltaSolve {
         buffers_.fetch(slot);
       });
       progress_.at(done_before + window.end, "reading and writing");
+      return true;
     };
     stages.write = [&](int slot) { buffers_.write(slot, out_); };
     stages.between = [&](TokenRange solved, const std::function<void()>& written) {

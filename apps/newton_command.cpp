@@ -136,10 +136,9 @@ class NewtonSolve {
       progress_.at(done_before + window.begin, "solving");
       solve(window, slots_[slot], now);
       progress_.at(done_before + window.end, "reading and writing");
+      return !slots_[slot].written;
     };
-    stages.write = [&](int slot) {
-      if (!slots_[slot].written) write(slots_[slot]);
-    };
+    stages.write = [&](int slot) { write(slots_[slot]); };
     stages.between = [&](TokenRange solved, const std::function<void()>& written) {
       save({0, solved.end, tokens, [&] { return solver_.state(); }, [&] { return to_json(report_); }}, written);
     };

@@ -65,13 +65,14 @@ void run_windows(Transport& ranks, const std::vector<TokenRange>& windows, const
       stages.check(slot);
       if (w + 1 < windows.size()) begin_reading(w + 1);
     });
+    bool more = true;
     {
       const Stopwatch watch(seconds.solve);
       note_phase("solving a window", windows[w].begin);
-      stages.solve(windows[w], slot, now);
+      more = stages.solve(windows[w], slot, now);
     }
     note_phase("writing a window", windows[w].begin);
-    begin_writing(slot);
+    if (more) begin_writing(slot);  // else it is on its way, which need not be waited for
     if (w + 1 < windows.size()) stages.between(windows[w], written);
   }
   note_phase("writing the last window", windows.empty() ? 0 : windows.back().begin);

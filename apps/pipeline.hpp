@@ -23,8 +23,9 @@ struct WindowStages {
     std::function<bool(std::function<void()> job)> begin;  ///< if it has nothing to do; whether it had not
     std::function<void()> wait;                            ///< until it has nothing to do
   };
-  /// Collective; leaves the results in the slot. What stands before all does may be written by `now`.
-  std::function<void(TokenRange window, int slot, const Writing& now)> solve;
+  /// Collective; leaves the results in the slot. What stands before all does may be written by `now`. Returns whether
+  /// there is more to write.
+  std::function<bool(TokenRange window, int slot, const Writing& now)> solve;
   std::function<void(int slot)> write;
   /// Collective, after a window was solved and handed to the writer, but for the last one. `written` waits until every
   /// rank has written all windows so far.
