@@ -107,9 +107,9 @@ struct NewtonData {
   void* c = nullptr;        ///< the same; may be nullptr
   void* h_final = nullptr;  ///< of runs that end here; may be nullptr
   void* c_final = nullptr;
-  /// On a host: called by this thread when all of these are there for good, so that they can be written while growth
-  /// along them is looked at.
-  std::function<void()> ready;
+  /// On a host: called by this thread when all of these are there for good, if they are a solution, so that they can be
+  /// written while growth along them is looked at. Must neither throw nor communicate.
+  std::function<void()> ready = {};
 };
 
 /// Nonlinear recurrences over sequences that are cut over the ranks of a Transport.

@@ -37,7 +37,7 @@ struct LayerSolve {
   NewtonReport report;
   ScanPlan& plan;
   /// Called by solve_layer when the states are there for good, before growth along them is looked at.
-  std::function<void()> solved;
+  std::function<void()> solved = {};
   bool looked = false;  ///< growth and error bound are in the report
   double share = 1;     ///< of all tokens, that the window has
 

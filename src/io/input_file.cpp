@@ -160,8 +160,8 @@ struct OpenDataset {
   Hid id;
   Hid type;
   std::size_t element_bytes = 0;
-  bool looked_for = false;             // its place
-  std::optional<std::int64_t> offset;  // of contiguous bytes in the file itself
+  bool looked_for = false;                  // its place
+  std::optional<std::int64_t> offset = {};  // of contiguous bytes in the file itself
 };
 
 }  // namespace

@@ -299,24 +299,23 @@ class DenseCellKernel final : public CellKernel<T> {
     };
     std::vector<T> first(n);
     copy_to_host<T>(before, n, first.data());
-    const auto W = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), W_);
+    const auto Wt = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), Wt_);
     const auto bias = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), bias_);
-    const int rows = g * D_;
-    std::vector<double> columns(static_cast<std::size_t>(rows) * D_);  // of W, so that sums go side by side
-    for (int i = 0; i < rows; ++i)
-      for (int j = 0; j < D_; ++j)
-        columns[static_cast<std::size_t>(j) * rows + i] = double(W(static_cast<std::int64_t>(i) * D_ + j));
-    std::vector<double> v(n), next(n), p(rows), Wv(rows);
+    constexpr int together = strip_columns<T>;
+    const int strips = (g * D_ + together - 1) / together;
+    std::vector<double> v(n), next(n), p(strips * together), Wv(p);
     for (std::int64_t i = 0; i < n; ++i) v[i] = 1 / std::sqrt(static_cast<double>(n)) * (i % 3 == 1 ? -1 : 1);
     for (std::int64_t t = 0; t < tokens; ++t) {
       const T *s = t == 0 ? first.data() : at(h, path.h_stride, t - 1), *x_t = at(x, path.x_stride, t);
-      std::fill(p.begin(), p.end(), 0.0), std::fill(Wv.begin(), Wv.end(), 0.0);
-      for (int j = 0; j < D_; ++j) {
-        const double* column = &columns[static_cast<std::size_t>(j) * rows];
-        const double of_state = double(s[j]), of_tangent = v[j];
-        for (int i = 0; i < rows; ++i) p[i] += column[i] * of_state, Wv[i] += column[i] * of_tangent;
+      for (int strip = 0; strip < strips; ++strip) {  // of W's rows, whose sums go side by side
+        const T* column = &Wt(packed_index<T>(D_, 0, strip * together));
+        double sum[together] = {}, tangent[together] = {};
+        for (int j = 0; j < D_; ++j, column += together)
+          for (int i = 0; i < together; ++i)
+            sum[i] += double(column[i]) * double(s[j]), tangent[i] += double(column[i]) * v[j];
+        std::copy_n(sum, together, &p[strip * together]), std::copy_n(tangent, together, &Wv[strip * together]);
       }
-      for (int i = 0; i < rows; ++i) p[i] += double(bias(i));
+      for (int i = 0; i < g * D_; ++i) p[i] += double(bias(i));
       double size = 0;
       for (int d = 0; d < D_; ++d) {
         double xs[g], ps[g], hs[k], dp[k * g], ds[k * k];
