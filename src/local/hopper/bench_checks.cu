@@ -364,8 +364,7 @@ void check_causal(const char* name, Problem problem, Gates later) {
     pass.tasks = device_tasks, pass.task_count = heads;
     CHECK(run_pass(pass, nullptr));
     CHECK(cudaDeviceSynchronize());
-    const auto o = host(reinterpret_cast<const std::uint16_t*>(in.o), tokens * heads * problem.d_value);
-    return o;
+    return host(reinterpret_cast<const std::uint16_t*>(in.o), tokens * heads * problem.d_value);
   };
   const auto whole = outputs();
   const std::int64_t key = heads * problem.d_key, value = heads * problem.d_value, gate = heads * in.channels();
