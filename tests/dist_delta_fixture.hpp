@@ -38,7 +38,7 @@ class DistDelta : public ::testing::Test {
   std::unique_ptr<Transport> ranks_ = make_mpi_transport(), alone_ = make_single_transport();
 };
 
-/// The same, decay by decay.
+/// The same, decay by decay. A suite has a class of its own: its instances are those of all its files.
 class DistDeltaWith : public DistDelta, public ::testing::WithParamInterface<Decay> {
  public:
   static std::string name(const ::testing::TestParamInfo<Decay>& info) {

@@ -271,8 +271,7 @@ TEST_P(SweepsOf, TakeAsManyStepsAsTheStreamedMethod) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cells, SweepsOf, ::testing::ValuesIn(all_cells),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Cells, SweepsOf, ::testing::ValuesIn(all_cells), [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace longscan
