@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: scripts/sanitize_gpu.sh FOLDER [PATTERN]
 # The GPU's tests under compute-sanitizer's memcheck and racecheck, on one GPU: a process for a test, or for eight of
-# the short ones. Output and results.txt go into FOLDER; what is clean there already is not run again. Prints what is
-# not clean, and counts; fails if there is any. All of it takes about half an hour with 8 processes.
+# the short ones. results.txt and the output of what is not clean go into FOLDER; what is clean there already is not
+# run again. Prints what is not clean, and counts; fails if there is any.
 # PATTERN: an extended regular expression; only "TOOL PROGRAM TESTS" that match.
 # BUILD=FOLDER       another build than build
 # JOBS=8 LIMIT=900   processes side by side, and seconds for one
@@ -16,9 +16,10 @@ if [[ $# -lt 1 || $1 == -h || $1 == --help ]]; then
   exit 2
 fi
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-export folder=$1 build=${BUILD:-$root/build} limit=${LIMIT:-900} together=${TOGETHER:-3600} began=$SECONDS
+export folder=$1 build=${BUILD:-$root/build} limit=${LIMIT:-900} together=${TOGETHER:-3600}
 export hopper=${RACECHECK_HOPPER:-} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
 began=$(date +%s)
+export began
 command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is not in PATH" >&2; exit 2; }
 mkdir -p "$folder"
 touch "$folder/results.txt"
@@ -60,6 +61,7 @@ one() {
   if timeout -k 5 $((left < limit ? left : limit)) compute-sanitizer --error-exitcode 9 --tool "$tool" "${options[@]}" \
     "${run[@]}" > "$folder/$name.txt" 2>&1 && grep -qE 'SUMMARY: 0 (errors|hazards)' "$folder/$name.txt"; then
     echo "clean: $tool $program $tests ($((SECONDS - began_here)) s)" >> "$folder/results.txt"
+    rm "$folder/$name.txt"
   else
     echo "not clean: $tool $program $tests ($((SECONDS - began_here)) s, see $name.txt): $(
       grep -hE 'SUMMARY|FAILED' "$folder/$name.txt" | head -2 | tr '\n' ' ')" >> "$folder/results.txt"
@@ -73,7 +75,7 @@ set -f
 while read -r tool program tests; do
   grep -qF "clean: $tool $program $tests (" "$folder/results.txt" || printf '%s %s %s\n' "$tool" "$program" "$tests"
 done < "$folder/jobs.txt" | xargs -r -P "${JOBS:-8}" -L 1 bash -c 'set -f; one "$@"' one
-grep -v '^clean' "$folder/results.txt" || true
+grep -v '^clean' "$folder/results.txt" | cut -c1-200 || true
 clean=$(grep -c '^clean' "$folder/results.txt") all=$(wc -l < "$folder/jobs.txt")
 echo "$clean of $all are clean ($(($(date +%s) - began)) s)"
 [[ $clean -ge $all ]]
