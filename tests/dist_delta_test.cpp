@@ -24,18 +24,21 @@ TEST_P(AnyNumberOfTokens, GivesTheAnswer) {
 }
 INSTANTIATE_TEST_SUITE_P(Decays, AnyNumberOfTokens, ::testing::ValuesIn(all_decays), AnyNumberOfTokens::name);
 
-TEST_F(DistDelta, AnyInverseChunkAndSizes) {
-  for (Inverse inverse : all_inverses)
-    for (int chunk : {1, 16, 100})
-      for (const auto& [K, V] : {std::pair(1, 5), std::pair(24, 3), std::pair(40, 65)}) {
-        Recipe r;
-        r.tokens = 230, r.d_key = K, r.d_value = V, r.type = DType::f32, r.decay = Decay::head;
-        r.heads = 4, r.key_heads = 2, r.beta_high = K == 1 ? 0.5 : 1;
-        Case c = test::make_case(r);
-        c.options.inverse = inverse, c.options.chunk = chunk;
-        expect_right(c);
-      }
+class InverseBy : public DistDelta, public ::testing::WithParamInterface<Inverse> {};
+
+TEST_P(InverseBy, AnyChunkAndSizes) {
+  for (int chunk : {1, 16, 100})
+    for (const auto& [K, V] : {std::pair(1, 5), std::pair(24, 3), std::pair(40, 65)}) {
+      Recipe r;
+      r.tokens = 230, r.d_key = K, r.d_value = V, r.type = DType::f32, r.decay = Decay::head;
+      r.heads = 4, r.key_heads = 2, r.beta_high = K == 1 ? 0.5 : 1;
+      Case c = test::make_case(r);
+      c.options.inverse = GetParam(), c.options.chunk = chunk;
+      expect_right(c);
+    }
 }
+INSTANTIATE_TEST_SUITE_P(All, InverseBy, ::testing::ValuesIn(all_inverses),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 class PackedSequences : public DistDeltaWith {};
 
@@ -99,21 +102,23 @@ TEST_F(DistDelta, WindowsCoverTheTokensInOrder) {
       }
 }
 
-TEST_F(DistDelta, StatesAreRecordedOnTheRankThatHasThem) {
-  for (std::int64_t every : {1, 10, 64, 333, 334})
-    for (bool reproducible : {false, true})
-      for (bool packed : {false, true})
-        for (std::int64_t window : {0, 40}) {
-          Recipe r;
-          r.tokens = 333, r.heads = 1, r.d_key = 4, r.d_value = 3;
-          Case c = test::make_case(r);
-          if (packed) test::pack(c, {0, 0, 70, 71, 71, 200, 333});
-          c.options.state_every = every, c.options.reproducible = reproducible;
-          expect_right(c, window);  // counted in each sequence
-          c.counting = Sequences{{0, 333}};
-          expect_right(c, window);  // counted along the axis
-        }
+class StatesEvery : public DistDelta, public ::testing::WithParamInterface<int> {};
+
+TEST_P(StatesEvery, AreRecordedOnTheRankThatHasThem) {
+  for (bool reproducible : {false, true})
+    for (bool packed : {false, true})
+      for (std::int64_t window : {0, 40}) {
+        Recipe r;
+        r.tokens = 333, r.heads = 1, r.d_key = 4, r.d_value = 3;
+        Case c = test::make_case(r);
+        if (packed) test::pack(c, {0, 0, 70, 71, 71, 200, 333});
+        c.options.state_every = GetParam(), c.options.reproducible = reproducible;
+        expect_right(c, window);  // counted in each sequence
+        c.counting = Sequences{{0, 333}};
+        expect_right(c, window);  // counted along the axis
+      }
 }
+INSTANTIATE_TEST_SUITE_P(Tokens, StatesEvery, ::testing::Values(1, 10, 64, 333, 334));
 
 TEST_F(DistDelta, SameRanksGiveTheSameBits) {
   Recipe r;
@@ -125,24 +130,26 @@ TEST_F(DistDelta, SameRanksGiveTheSameBits) {
 
 // --- --reproducible -------------------------------------------------------------------------------------------------
 
-TEST_F(DistDelta, ReproducibleBitsDoNotDependOnRanksOrWindows) {
+class ReproducibleBits : public DistDeltaWith {};
+
+TEST_P(ReproducibleBits, DoNotDependOnRanksOrWindows) {
   for (const test::Rule& rule : all_rules)
-    for (Decay decay : all_decays)
-      for (DType type : {DType::f64, DType::f32}) {
-        Recipe r;
-        r.tokens = 5200, r.heads = 3, r.d_key = 6, r.d_value = 5, r.rule = rule, r.decay = decay, r.type = type;
-        r.initial_states = true, r.log_decay_mean = -0.001;
-        Case c = test::make_case(r);
-        c.options.reproducible = true, c.options.state_every = 700;
-        const Solution one = test::solve(*alone_, c);
-        if (judges()) {
-          EXPECT_EQ(test::too_far(one, test::expected(c), c.state_type()), "") << test::describe(c);
-        }
-        for (std::int64_t window : {0, 1, 1600})
-          EXPECT_TRUE(test::solve(*ranks_, c, window) == one) << test::describe(c) << ", window " << window;
-        EXPECT_TRUE(test::solve(*alone_, c, 1500) == one) << test::describe(c) << ", one rank in windows";
+    for (DType type : {DType::f64, DType::f32}) {
+      Recipe r;
+      r.tokens = 5200, r.heads = 3, r.d_key = 6, r.d_value = 5, r.rule = rule, r.decay = GetParam(), r.type = type;
+      r.initial_states = true, r.log_decay_mean = -0.001;
+      Case c = test::make_case(r);
+      c.options.reproducible = true, c.options.state_every = 700;
+      const Solution one = test::solve(*alone_, c);
+      if (judges()) {
+        EXPECT_EQ(test::too_far(one, test::expected(c), c.state_type()), "") << test::describe(c);
       }
+      for (std::int64_t window : {0, 1, 1600})
+        EXPECT_TRUE(test::solve(*ranks_, c, window) == one) << test::describe(c) << ", window " << window;
+      EXPECT_TRUE(test::solve(*alone_, c, 1500) == one) << test::describe(c) << ", one rank in windows";
+    }
 }
+INSTANTIATE_TEST_SUITE_P(Decays, ReproducibleBits, ::testing::ValuesIn(all_decays), ReproducibleBits::name);
 
 TEST_F(DistDelta, ReproducibleBitsOfPackedSequences) {
   Recipe r;
