@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Usage: scripts/sanitize_gpu.sh FOLDER [PATTERN]
-# The GPU's tests under compute-sanitizer's memcheck and racecheck, on one GPU: a process for a test, or for eight of
-# the short ones. results.txt and the output of what is not clean go into FOLDER; what is clean there already is not
-# run again. Prints what is not clean, and counts; fails if there is any.
+# The GPU's tests under compute-sanitizer's memcheck and racecheck, on one GPU: a process for a test, or for some of the
+# short ones. racecheck is some hundred times slower still: it gets a sample of long lists of cases (every fourth and
+# the last). With MPS (nvidia-cuda-mps-control -d) the processes run side by side on the GPU. results.txt and the
+# output of what is not clean go into FOLDER; what is clean there already is not run again. Prints what is not clean, and
+# counts; fails if there is any.
 # PATTERN: an extended regular expression; only "TOOL PROGRAM TESTS" that match.
 # BUILD=FOLDER       another build than build
 # JOBS=8 LIMIT=900   processes side by side, and seconds for one
@@ -12,7 +14,7 @@
 #                    Hopper kernels, whose barriers it does not know. cuBLAS's kernels are always left out.
 set -euo pipefail
 if [[ $# -lt 1 || $1 == -h || $1 == --help ]]; then
-  sed -n '3,13s/^# //p' "$0"
+  sed -n '3,15s/^# //p' "$0"
   exit 2
 fi
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -37,7 +39,7 @@ jobs_of() {
   for tool in memcheck racecheck; do
     for program in dist_delta_test newton_test newton_core_test local_delta_test; do
       count=1
-      [[ $program != local_delta_test && $program != newton_core_test ]] || count=8
+      [[ $program != local_delta_test && $program != newton_core_test ]] || count=4
       tests_of "$build/tests/$program" $count | sed "s/^/$tool $program /"
     done
   done
@@ -55,6 +57,7 @@ one() {
   else
     run=("$build/tests/$program" "--gtest_filter=$tests")
     if [[ $tool == racecheck ]]; then
+      export LONGSCAN_TEST_STRIDE=4
       for kernel in gemm cublas splitK delta_kernel wide_kernel; do options+=(--kernel-name-exclude "kns=$kernel"); done
     fi
   fi

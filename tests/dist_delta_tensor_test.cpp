@@ -5,6 +5,7 @@
 
 #include "core/portable.hpp"
 #include "dist_delta_fixture.hpp"
+#include "some_of.hpp"
 
 namespace longscan {
 namespace {
@@ -39,7 +40,7 @@ class SixteenBitProductsOf : public SixteenBitProducts, public ::testing::WithPa
 TEST_P(SixteenBitProductsOf, AnyDecayTypeAndCutAreWithinTheLimits) {
   const Sizes size = GetParam();
   int residue = (size.K + 3 * size.V) / 8;  // of the number of tokens, and what goes by it
-  for (Decay decay : all_decays)
+  for (Decay decay : test::some_of(all_decays))
     for (DType type : {DType::f16, DType::bf16}) {
       if (!tensor && size.K > 128 && type == DType::f16) continue;  // nothing of its own there
       const bool channel = decay == Decay::channel;
@@ -60,7 +61,7 @@ TEST_P(SixteenBitProductsOf, AnyDecayTypeAndCutAreWithinTheLimits) {
         EXPECT_EQ(got.report.general_tasks > 0, !takes) << test::describe(c);
       }
       EXPECT_TRUE(test::solve(*ranks_, c) == got) << "the same bits again";
-      for (std::int64_t segment : {1, 100, 640}) {
+      for (int segment : test::some_of({1, 100, 640})) {
         if (!tensor && segment == 1) continue;
         Case cut = c;
         cut.options.segment = segment == 1 ? 1037 : segment;

@@ -14,6 +14,7 @@
 #include "local/delta_pass.hpp"
 #include "local/small_gemm.hpp"
 #include "longscan/error.hpp"
+#include "some_of.hpp"
 
 namespace longscan {
 namespace {
@@ -26,6 +27,7 @@ using test::Decay;
 using test::Difference;
 using test::Memory;
 using test::Recipe;
+using test::some_of;
 using test::tolerance_of;
 
 /// Not a constant: there is no device before Kokkos::initialize.
@@ -130,7 +132,7 @@ TEST_P(DeltaPassOf, AnyChunkAndInverseGivesTheReference) {
   c.options.scale = 0.5;
   const test::Solution expected = test::expected(c);
   for (Inverse inverse : all_inverses)
-    for (int chunk : {1, 3, 16, 17, 64, 256}) {
+    for (int chunk : some_of({1, 3, 16, 17, 64, 256})) {
       c.options.inverse = inverse, c.options.chunk = chunk;
       expect_close(c, run(c), expected);
     }
@@ -139,7 +141,7 @@ TEST_P(DeltaPassOf, AnyChunkAndInverseGivesTheReference) {
 TEST_P(DeltaPassOf, AnySizesGiveTheReference) {
   const std::pair<int, int> sizes[] = {{1, 1},    {1, 8},    {3, 40},  {8, 3},  {24, 1},
                                        {40, 130}, {130, 24}, {257, 8}, {3, 257}};
-  for (const auto& [K, V] : sizes) {
+  for (const auto& [K, V] : some_of(sizes)) {
     Recipe r = recipe();
     r.tokens = 70, r.heads = 1, r.d_key = K, r.d_value = V, r.beta_high = K == 1 ? 0.9 : 1;
     Case c = test::make_case(r);
@@ -149,7 +151,7 @@ TEST_P(DeltaPassOf, AnySizesGiveTheReference) {
 }
 
 TEST_P(DeltaPassOf, EveryTokenCountOfAChunk) {
-  for (int tokens = 0; tokens <= 2 * 16 + 1; ++tokens) {  // every T mod C, no token, less than a chunk, more
+  for (int tokens : some_of(0, 2 * 16 + 2)) {  // every T mod C, no token, less than a chunk, more
     Recipe r = recipe();
     r.tokens = tokens, r.heads = 3, r.initial_states = true;
     Case c = test::make_case(r);
@@ -160,7 +162,7 @@ TEST_P(DeltaPassOf, EveryTokenCountOfAChunk) {
 
 TEST_P(DeltaPassOf, MapsAreTheReferencesMaps) {
   for (int chunk : {1, 17, 64})
-    for (const auto& [K, V] : {std::pair(1, 3), std::pair(24, 8), std::pair(7, 40)}) {
+    for (const auto& [K, V] : some_of({std::pair(1, 3), std::pair(24, 8), std::pair(7, 40)})) {
       Recipe r = recipe();
       r.tokens = 100, r.d_key = K, r.d_value = V, r.beta_high = K == 1 ? 0.02 : 0.5;
       r.log_decay_mean = -0.01;
@@ -184,7 +186,7 @@ TEST_P(DeltaPassOf, LaterTokensChangeNoEarlierBit) {
   for (Inverse inverse : all_inverses) {
     c.options.inverse = inverse, c.options.chunk = 64;
     const Pass whole = run(c);
-    for (std::int64_t t : {1, 5, 16, 17, 40, 63, 64, 80}) {
+    for (int t : some_of({1, 5, 16, 17, 40, 63, 64, 80})) {
       Case other = c;
       for (test::Numbers Case::*x : {&Case::q, &Case::k, &Case::v, &Case::beta, &Case::eta, &Case::a, &Case::b})
         for (std::int64_t s = t; s < c.tokens; ++s)  // far larger values, and the other sign
@@ -209,7 +211,7 @@ TEST_P(DeltaPassOf, ShorterSequenceHasTheSameBits) {
   for (Inverse inverse : all_inverses) {
     c.options.inverse = inverse;
     const Pass whole = run(c);
-    for (std::int64_t tokens : {1, 15, 16, 63, 70}) {
+    for (int tokens : some_of({1, 15, 16, 63, 70})) {
       Case head = c;
       head.tokens = tokens, head.sequences.offsets = {0, tokens};
       const Pass part = run(head);
@@ -391,7 +393,7 @@ TEST(LocalDelta, AnyDecayGivesNumbers) {
   for (DType type : {DType::f64, DType::f32})
     for (const test::Rule& rule : all_rules)
       for (Decay decay : {Decay::head, Decay::channel})
-        for (std::size_t m = 0; m < mixtures.size(); ++m) {
+        for (int m : some_of(0, static_cast<int>(mixtures.size()))) {
           Recipe r;
           r.type = type, r.rule = rule, r.decay = decay, r.heads = 1, r.initial_states = true, r.tokens = 100;
           Case c = test::make_case(r);
@@ -596,7 +598,7 @@ Case growing(DType type, std::int64_t n, std::int64_t tokens = 200) {
 
 TEST(LocalDelta, FirstTokenThatOverflowsIsNamed) {
   for (DType type : {DType::f64, DType::f32})
-    for (std::int64_t n : {0, 1, 15, 16, 40, 63, 64, 100, 127, 128, 190})
+    for (int n : some_of({0, 1, 15, 16, 40, 63, 64, 100, 127, 128, 190}))
       for (std::int64_t every : {0, 50})
         for (bool reproducible : {false, true}) {
           Case c = growing(type, n);
@@ -644,7 +646,7 @@ TEST(LocalDelta, StatesAloneHaveTheSameChecks) {
     c.options.reproducible = reproducible;
     EXPECT_EQ(solve_state_only(c).stability_breaches, run(c).counts.breaches) << reproducible;
     EXPECT_GT(run(c).counts.breaches, 0);
-    for (std::int64_t n : {0, 50, 63, 64, 100, 900}) {
+    for (int n : some_of({0, 50, 63, 64, 100, 900})) {
       Case bad = growing(n < 120 ? DType::f32 : DType::f64, n, 1500);
       bad.options.reproducible = reproducible;
       std::int64_t token = -1, head = -1;

@@ -4,6 +4,7 @@
 #include "core/random.hpp"
 #include "longscan/cells.hpp"
 #include "newton_solve.hpp"
+#include "some_of.hpp"
 
 namespace longscan {
 namespace {
@@ -244,7 +245,7 @@ TEST_P(SweepsOf, AreTheTokenLoopToRounding) {
   const Sequences one{{0, 61}}, several{{0, 0, 20, 21, 21, 21, 64, 90, 90}}, nothing{{0, 0, 0, 0}};
   const std::string& type = GetParam();
   for (NewtonMethod method : {NewtonMethod::newton, NewtonMethod::quasi})
-    for (std::int64_t segment : {0, 1, 7, 16}) {
+    for (int segment : some_of({0, 1, 7, 16})) {
       expect_close<float>({{type, 5, 3, 0.7}, one, method, 0, segment});
       expect_close<double>({{type, 35, 3, 0.7}, several, method, segment == 7 ? 33 : 0, segment});
       expect_close<double>({{type, 5, 3, 0.7}, nothing, method, 0, segment});
@@ -258,7 +259,7 @@ TEST_P(SweepsOf, AreTheTokenLoopToRounding) {
 TEST_P(SweepsOf, TakeAsManyStepsAsTheStreamedMethod) {
   const std::string& type = GetParam();
   for (NewtonMethod method : {NewtonMethod::newton, NewtonMethod::quasi})
-    for (double scale : {0.7, 1.5, 4.0}) {  // the last blows up: far tokens start anew
+    for (double scale : some_of({0.7, 1.5, 4.0})) {  // the last blows up: far tokens start anew
       Case test{{type, 9, 3, scale}, {{0, 300, 700}}, method, 0, 40, 40};
       const Result<double> got = solve<double>(world(), test);
       if (got.report.status < NewtonStatus::not_converged) expect_token_loop(test, 1e-8, got);

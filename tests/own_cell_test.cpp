@@ -4,6 +4,7 @@
 #include "core/half.hpp"
 #include "longscan/cells.hpp"
 #include "newton_solve.hpp"
+#include "some_of.hpp"
 
 namespace longscan {
 namespace {
@@ -178,7 +179,7 @@ void expect_nan_leaves_earlier_tokens_alone() {
   const int D = 3;
   const std::int64_t tokens = 200;
   const auto w = normals(D, 1, 1);
-  for (std::int64_t planted : {0, 1, 37, 150, 199})
+  for (std::int64_t planted : some_of({0, 1, 37, 150, 199}))
     for (NewtonMethod method : {NewtonMethod::automatic, NewtonMethod::sequential, NewtonMethod::shooting,
                                 NewtonMethod::newton, NewtonMethod::quasi, NewtonMethod::elk, NewtonMethod::jacobi}) {
       auto x = normals(tokens * D, 1, 2);
