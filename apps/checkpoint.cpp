@@ -16,7 +16,7 @@
 namespace longscan {
 namespace {
 
-const std::string first_line = "longscan checkpoint 2\n", any_version = "longscan checkpoint ";
+const std::string first_line = "longscan checkpoint 3\n", any_version = "longscan checkpoint ";
 constexpr std::size_t hash_digits = 16;
 
 std::string temporary_name(const std::string& path) { return path + ".part"; }

@@ -250,7 +250,7 @@ class Resume(Batch):
         for before in (lambda: None, lambda: self.stopped("delta")):
             before()
             with open(part, "w") as f:
-                f.write("longscan checkpoint 2")
+                f.write("longscan checkpoint 3")
             self.resume("delta")
             self.assertEqual(self.left(), ["out.h5"])
             self.same("delta")
@@ -310,7 +310,7 @@ class Resume(Batch):
         middle = len(good) // 2
         for text, damaged in (("damaged", good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1:]),
                               ("cut short", good[:-1]), ("cut short", good[:middle]), ("not a checkpoint", b"checkpoint"),
-                              ("empty", b""), ("another version", good.replace(b"checkpoint 2\n", b"checkpoint 3\n", 1))):
+                              ("empty", b""), ("another version", good.replace(b"checkpoint 3\n", b"checkpoint 4\n", 1))):
             with open(checkpoint, "wb") as f:
                 f.write(damaged)
             self.refuse(BAD_INPUT, ("--resume",), text)

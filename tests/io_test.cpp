@@ -12,7 +12,9 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <set>
 
+#include "io/hash.hpp"
 #include "longscan/error.hpp"
 #include "longscan/sequence_file.hpp"
 
@@ -428,6 +430,22 @@ TEST_F(IoTest, FingerprintSeesEachSmallChange) {
     EXPECT_EQ(print(large, -1), print(large, -1));
     EXPECT_NE(print(large, -1), print(large, 0));
     EXPECT_NE(print(large, -1), print(large, 299999));
+  }
+}
+
+TEST(Hash, SeesEveryByteOfAnyLength) {
+  for (const std::size_t bytes : {1, 8, 13, 1023, 1024, 1055, 1056, 2001}) {  // from 1024 on in lanes
+    std::vector<unsigned char> data(bytes, 7);
+    const auto print = [&] {
+      io::Hash hash;
+      hash.add(data.data(), data.size());
+      return hash.result();
+    };
+    std::set<std::uint64_t> seen{print()};
+    for (unsigned char& byte : data) {
+      ++byte, seen.insert(print()), --byte;
+    }
+    EXPECT_EQ(seen.size(), bytes + 1) << bytes;
   }
 }
 

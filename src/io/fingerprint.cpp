@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "io/hash.hpp"
+#include "io/hdf5_types.hpp"
 #include "io/slab.hpp"
 #include "longscan/error.hpp"
 #include "longscan/sequence_file.hpp"
@@ -50,6 +51,7 @@ std::vector<Slab> choose_samples(const std::vector<std::int64_t>& shape, std::in
 }  // namespace
 
 std::uint64_t InputFile::fingerprint(const std::vector<DatasetInfo>& datasets) const {
+  const io::Hdf5Session session(path(), io::Hdf5Session::Reads::values);  // one for all samples
   io::Hash hash;
   std::vector<std::byte> values;
   for (const DatasetInfo& dataset : datasets) {
