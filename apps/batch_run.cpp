@@ -8,6 +8,7 @@
 
 #include "apps/stop_request.hpp"
 #include "apps/watchdog.hpp"
+#include "io/posix_file.hpp"
 
 namespace longscan {
 namespace {
@@ -132,8 +133,16 @@ std::int64_t BatchRun::window() const {
   return state_.window;
 }
 
-SharedOutput& BatchRun::open_output(const std::vector<OutputDataset>& datasets) {
-  out_.emplace(ranks_, options_.output, options_.input, options_.force, datasets, state_.attributes, state_.mark);
+void BatchRun::set_outputs(std::vector<OutputDataset> datasets) {
+  datasets_ = std::move(datasets);
+  std::int64_t at_once = io::takes_memory(io::folder_of(options_.output));
+  ranks_.all_reduce(&at_once, 1, Transport::Reduction::max);
+  if (at_once) output();
+}
+
+SharedOutput& BatchRun::output() {
+  if (out_) return *out_;
+  out_.emplace(ranks_, options_.output, options_.input, options_.force, datasets_, state_.attributes, state_.mark);
   if (resumed_) {
     out_->keep();
     return *out_;

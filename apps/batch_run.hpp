@@ -31,8 +31,10 @@ class BatchRun {
   /// The output was finished, but its checkpoint not removed.
   bool complete() const { return complete_; }
 
-  /// Collective. The output, new or continued.
-  SharedOutput& open_output(const std::vector<OutputDataset>& datasets);
+  /// Collective. What the output holds. It is opened at once if it takes memory, which a window's does not get.
+  void set_outputs(std::vector<OutputDataset> datasets);
+  /// Collective the first time, when it opens the output, new or continued.
+  SharedOutput& output();
 
   /// What a checkpoint says beside the identity.
   struct Place {
@@ -61,6 +63,7 @@ class BatchRun {
   std::string path_;
   double every_ = 0;  // seconds; 0: only when a signal comes
   bool resumed_ = false, complete_ = false;
+  std::vector<OutputDataset> datasets_;
   std::optional<SharedOutput> out_;
   std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
 };

@@ -40,12 +40,11 @@ DeltaReport report_from(const nlohmann::json& j) {
 class DeltaSolve {
  public:
   DeltaSolve(Transport& ranks, const DeltaCommand& command, const DeltaProblem& problem, const InputFile& file,
-             SharedOutput& out, Progress& progress, Seconds& seconds, DeltaReport& total)
+             Progress& progress, Seconds& seconds, DeltaReport& total)
       : ranks_(ranks),
         command_(command),
         problem_(problem),
         file_(file),
-        out_(out),
         progress_(progress),
         seconds_(seconds),
         total_(total),
@@ -66,10 +65,12 @@ class DeltaSolve {
                        rule_.states_before(part.end));
     };
     stages.read = [&](int slot) { buffers_.read(slot, file_); };
+    SharedOutput* out = nullptr;
+    stages.begin = [&] { out = &batch.output(); };
     stages.check = [&](int slot) { buffers_.check(slot); };
     stages.solve = [&](TokenRange window, int slot, const WindowStages::Writing& now) {
       progress_.at(done_before + window.begin, "solving");
-      buffers_.write_when_ready(slot, out_, now);
+      buffers_.write_when_ready(slot, *out, now);
       solve(window);
       agree(ranks_, [&] {
         file_.require_whole();
@@ -78,7 +79,7 @@ class DeltaSolve {
       progress_.at(done_before + window.end, "reading and writing");
       return true;
     };
-    stages.write = [&](int slot) { buffers_.write(slot, out_); };
+    stages.write = [&](int slot) { buffers_.write(slot, *out); };
     stages.between = [&](TokenRange solved, const std::function<void()>& written) {
       batch.between({index, solved.end, tokens, [&] { return rule_.state(); }, [&] { return to_json(total_); }},
                     written);
@@ -111,7 +112,6 @@ class DeltaSolve {
   const DeltaCommand& command_;
   const DeltaProblem& problem_;
   const InputFile& file_;
-  SharedOutput& out_;
   Progress& progress_;
   Seconds& seconds_;
   DeltaReport& total_;
@@ -194,7 +194,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
     });
     return;
   }
-  SharedOutput& out = batch.open_output(delta_outputs(problems, command));
+  batch.set_outputs(delta_outputs(problems, command));
 
   std::int64_t program_bytes = resident_memory();
   Seconds seconds;
@@ -208,7 +208,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
     const std::string name(name_of(options_of(command, problem).precision));
     if (precision.find(name) == std::string::npos) precision += (precision.empty() ? "" : ",") + name;
     if (index >= batch.problem()) {
-      DeltaSolve solve(carrier.transport(), command, problem, *file, out, progress, seconds, total);
+      DeltaSolve solve(carrier.transport(), command, problem, *file, progress, seconds, total);
       const std::int64_t from = index == batch.problem() ? batch.token() : 0;
       solve.run(batch, index, from, from > 0 ? batch.window() : command.solve.window, done);
       if (i + 1 < problems.size()) batch.between({index + 1, 0, 0, nullptr, [&] { return to_json(total); }}, [] {});
@@ -219,7 +219,7 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
   }
   {
     const Stopwatch watch(seconds.write);
-    out.commit();
+    batch.output().commit();
     batch.finish();
   }
   seconds.total = std::chrono::duration<double>(Clock::now() - start).count();
@@ -232,8 +232,8 @@ void run_delta(Transport& ranks, const DeltaCommand& command) {
                  " and were solved by forward substitution");
   progress.done(command.solve.output);
 
-  nlohmann::json report =
-      common_report(carrier.transport(), "delta", describe(command), seconds, bytes_read, out.bytes_written());
+  nlohmann::json report = common_report(carrier.transport(), "delta", describe(command), seconds, bytes_read,
+                                        batch.output().bytes_written());
   if (command.solve.report.empty()) return;
   report["scan"] = std::string(name_of(total.scan.algorithm)) + (command.solve.reproducible ? " (fixed segments)" : "");
   report["scan_choice"] = scan_json(total.scan, ranks.size());

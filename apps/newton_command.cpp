@@ -93,12 +93,12 @@ NewtonReport report_from(const nlohmann::json& j) {
 class NewtonSolve {
  public:
   NewtonSolve(Transport& ranks, const NewtonCommand& command, const NewtonProblem& problem, const CellSource& cell,
-              const InputFile& file, SharedOutput& out, Progress& progress, Seconds& seconds, Precision arithmetic)
+              const InputFile& file, BatchRun& batch, Progress& progress, Seconds& seconds, Precision arithmetic)
       : ranks_(ranks),
         command_(command),
         problem_(problem),
         file_(file),
-        out_(out),
+        batch_(batch),
         progress_(progress),
         seconds_(seconds),
         arithmetic_(arithmetic),
@@ -108,8 +108,9 @@ class NewtonSolve {
   /// The tokens from `from` on, after which `before` was to be said, in windows of about `wanted` tokens a rank (0: as
   /// it seems best). `save` is given the solve's own part of a checkpoint.
   using Save = std::function<void(BatchRun::Place, const std::function<void()>&)>;
+  /// `solved`: collective, with the report, while the last window may be on its way to the file.
   void run(std::int64_t from, const NewtonReport& before, const std::vector<std::byte>& state, std::int64_t wanted,
-           std::int64_t done_before, const Save& save) {
+           std::int64_t done_before, const Save& save, const std::function<void(const NewtonReport&)>& solved) {
     const WindowNeeds needs = needs_of(command_, problem_, solver_, arithmetic_, ranks_.size());
     const std::int64_t tokens = choose_window(ranks_, wanted, needs);
     planned_bytes_ = needs.host(tokens), window_ = tokens;
@@ -128,6 +129,7 @@ class NewtonSolve {
         reserve_bytes(s.x, input_bytes(s.in.part));
     };
     stages.read = [&](int slot) { read(slots_[slot]); };
+    stages.begin = [&] { out_ = &batch_.output(); };
     stages.check = [&](int slot) {
       if (!kernels_reach_host) check(slots_[slot]);
       prepare_output(slots_[slot]);
@@ -139,6 +141,7 @@ class NewtonSolve {
       return !slots_[slot].written;
     };
     stages.write = [&](int slot) { write(slots_[slot]); };
+    stages.end = [&] { solved(report_); };
     stages.between = [&](TokenRange solved, const std::function<void()>& written) {
       save({0, solved.end, tokens, [&] { return solver_.state(); }, [&] { return to_json(report_); }}, written);
     };
@@ -349,8 +352,8 @@ class NewtonSolve {
       const std::byte* const written = type == state_ ? values.data() : converted.data();
       for_pieces(problem_.sources, slot.out.part,
                  [&](const Source& source, std::int64_t b, std::int64_t token, std::int64_t at, std::int64_t n) {
-                   out_.write(dataset_path(source.group, name), token_slab(source, b, token, n, width),
-                              written + at * width * static_cast<std::int64_t>(size_of(type)));
+                   out_->write(dataset_path(source.group, name), token_slab(source, b, token, n, width),
+                               written + at * width * static_cast<std::int64_t>(size_of(type)));
                  });
       for (std::size_t i = 0; i < slot.out.runs.size(); ++i) {
         const auto [source, sequence] = source_of_sequence(problem_.sources, slot.out.runs[i].sequence);
@@ -359,7 +362,7 @@ class NewtonSolve {
           const bool backward = network.directions > 1 && l % 2 == 1;
           if (!(backward ? slot.out.runs[i].starts : slot.out.runs[i].ends)) continue;
           const Slab slab = problem_.many() ? Slab{{l, sequence, 0}, {1, 1, D}} : Slab{{l, 0}, {1, D}};
-          out_.write(
+          out_->write(
               dataset_path(problem_.sources[source].group, name + "_final"), slab,
               finals.data() + (static_cast<std::int64_t>(i) * L + l) * D * static_cast<std::int64_t>(size_of(state_)));
         }
@@ -371,7 +374,8 @@ class NewtonSolve {
   const NewtonCommand& command_;
   const NewtonProblem& problem_;
   const InputFile& file_;
-  SharedOutput& out_;
+  BatchRun& batch_;
+  SharedOutput* out_ = nullptr;
   Progress& progress_;
   Seconds& seconds_;
   Precision arithmetic_;
@@ -410,6 +414,18 @@ std::vector<double> last_of(const std::vector<double>& values, std::size_t most)
   return {values.end() - static_cast<std::ptrdiff_t>(std::min(most, values.size())), values.end()};
 }
 
+Attributes closing_attributes(const NewtonReport& r) {
+  return {{"newton_status", std::string(name_of(r.status))},
+          {"newton_method_used", std::string(name_of(r.method_used))},
+          {"newton_iterations", r.iterations},
+          {"newton_converged_prefix", r.converged_prefix},
+          {"newton_lyapunov", r.lyapunov},
+          {"newton_log_amplification", r.log_amplification},
+          {"newton_error_bound", r.error_bound},
+          {"newton_residual_history", last_of(r.residual_history, attribute_passes)},
+          {"newton_reason", r.reason}};
+}
+
 std::string verdict_line(const NewtonReport& r) {
   std::string text = std::string(name_of(r.status)) + " by " + std::string(name_of(r.method_used)) + " in " +
                      std::to_string(r.iterations) + (r.iterations == 1 ? " pass" : " passes") +
@@ -430,23 +446,26 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   require_reproducible_scan(command.solve.scan, command.solve.reproducible);
   install_stop_signals();
   std::optional<InputFile> file;
-  std::string found, cell_text, fingerprint;
+  std::string found, cell_text, cell_hash, fingerprint;
   std::vector<FileStamp> stamps;
+  std::optional<CellSource> read_here;
   agree(ranks, [&] {
     if (ranks.rank() != 0) return;
     const std::string cell_file = split_cell(command.cell).first;
     if (!command.solve.resume) check_output_path(command.solve.output, command.solve.input, command.solve.force);
     check_files(command.solve, cell_file);
     file.emplace(command.solve.input);
-    const CellSource cell = read_cell(*file, command.cell);
-    const NetworkShape network = shape_of(cell);
-    const auto problems = find_newton_problems(*file, command, network);
+    read_here = read_cell(*file, command.cell);
+    const auto problems = find_newton_problems(*file, command, shape_of(*read_here));
     fingerprint = fingerprint_text(*file, sources_of(problems));
     stamps = stamps_of(*file, sources_of(problems));
-    found = to_text(problems), cell_text = to_text(cell);
+    found = to_text(problems), cell_text = to_text(*read_here);
+    cell_hash = text_hash(cell_text);
   });
   const std::vector<NewtonProblem> problems = newton_problems_from_text(broadcast(ranks, found, 0));
-  const CellSource cell = cell_from_text(broadcast(ranks, cell_text, 0));
+  cell_text = broadcast(ranks, std::move(cell_text), 0);
+  const CellSource cell = read_here ? std::move(*read_here) : cell_from_text(cell_text);
+  std::string().swap(cell_text);
   const NetworkShape network = shape_of(cell);
   agree(ranks, [&] {
     if (!file) file.emplace(command.solve.input);
@@ -473,7 +492,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
 
   Checkpoint identity;
   identity.command = "newton", identity.options = describe(command);
-  identity.fingerprint = fingerprint + "-" + text_hash(cell_text);
+  identity.fingerprint = fingerprint + "-" + cell_hash;
   identity.attributes = {{"longscan_version", std::string(LONGSCAN_VERSION)},
                          {"command", std::string("newton")},
                          {"input", command.solve.input},
@@ -495,7 +514,7 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
     });
     return;
   }
-  SharedOutput& out = batch.open_output(newton_outputs(problems, command, network, state_type_of(arithmetic)));
+  batch.set_outputs(newton_outputs(problems, command, network, state_type_of(arithmetic)));
 
   std::int64_t program_bytes = resident_memory();
   Seconds seconds;
@@ -518,32 +537,25 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
       };
       batch.between(place, written);
     };
-    NewtonSolve solve(carrier.transport(), command, problem, cell, *file, out, progress, seconds, arithmetic);
+    const auto take = [&](const NewtonReport& r) {
+      if (first || static_cast<int>(r.status) > static_cast<int>(worst.status) || r.error_bound > worst.error_bound)
+        worst = r;
+      first = false;
+      if (i + 1 == problems.size()) batch.output().add(closing_attributes(worst));
+    };
+    NewtonSolve solve(carrier.transport(), command, problem, cell, *file, batch, progress, seconds, arithmetic);
     const std::int64_t from = index == batch.problem() ? batch.token() : 0;
     solve.run(from, from > 0 ? report_from(batch.report().at("current")) : NewtonReport(), batch.solver_state(),
-              from > 0 ? batch.window() : command.solve.window, done - problem.tokens(), save);
+              from > 0 ? batch.window() : command.solve.window, done - problem.tokens(), save, take);
     projecting += solve.report().projection_seconds;
     solved += problem.tokens() - from, bytes_read += solve.bytes_read(), exchanged += solve.report().bytes_exchanged;
     window = std::max(window, solve.window()), planned_bytes = std::max(planned_bytes, solve.planned_bytes());
-    if (first || static_cast<int>(solve.report().status) > static_cast<int>(worst.status) ||
-        solve.report().error_bound > worst.error_bound)
-      worst = solve.report();
-    first = false;
     if (i + 1 < problems.size()) save({1, 0, 0, nullptr, [] { return nlohmann::json(); }}, [] {});
   }
   const nlohmann::json verdict = verdict_json(worst);
   {
     const Stopwatch watch(seconds.write);
-    Attributes closing = {{"newton_status", std::string(name_of(worst.status))},
-                          {"newton_method_used", std::string(name_of(worst.method_used))},
-                          {"newton_iterations", worst.iterations},
-                          {"newton_converged_prefix", worst.converged_prefix},
-                          {"newton_lyapunov", worst.lyapunov},
-                          {"newton_log_amplification", worst.log_amplification},
-                          {"newton_error_bound", worst.error_bound},
-                          {"newton_residual_history", last_of(worst.residual_history, attribute_passes)},
-                          {"newton_reason", worst.reason}};
-    out.commit(closing);
+    batch.output().commit();
     batch.finish();
   }
   seconds.total = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -551,8 +563,8 @@ void run_newton(Transport& ranks, const NewtonCommand& command) {
   progress.say(verdict_line(worst));
   progress.done(command.solve.output);
 
-  nlohmann::json report =
-      common_report(carrier.transport(), "newton", describe(command), seconds, bytes_read, out.bytes_written());
+  nlohmann::json report = common_report(carrier.transport(), "newton", describe(command), seconds, bytes_read,
+                                        batch.output().bytes_written());
   if (command.solve.report.empty()) return;
   // shooting hands states to the next rank; only where memory is long, and in Newton on all states, is there a scan
   report["scan"] = std::string(name_of(worst.scan.reason.empty() ? ScanAlgorithm::chain : worst.scan.algorithm));

@@ -203,32 +203,37 @@ NetworkShape shape_of(const CellSource& cell) {
   }
 }
 
-/// Not number by number: a network's weights are many.
-static nlohmann::json as_bytes(const std::vector<double>& values) {
-  const auto* first = reinterpret_cast<const std::uint8_t*>(values.data());
-  return nlohmann::json::binary({first, first + values.size() * sizeof(double)});
-}
+// The bytes of a description, it, and the numbers of all tensors as they stand: weights are many, and every bit counts.
 
 std::string to_text(const CellSource& cell) {
   nlohmann::json j = {{"type", cell.weights.type}, {"widest", static_cast<int>(cell.widest)}, {"where", cell.where}};
   for (const auto& [name, tensor] : cell.weights.tensors)
-    j["tensors"][name] = {{"shape", tensor.shape}, {"values", as_bytes(tensor.values)}};
-  const auto bytes = nlohmann::json::to_cbor(j);  // binary: every bit of the weights, NaN too
-  return {bytes.begin(), bytes.end()};
+    j["tensors"].push_back({name, tensor.shape, tensor.values.size()});
+  const auto description = nlohmann::json::to_cbor(j);
+  const std::uint64_t bytes = description.size();
+  std::string text(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  text.append(description.begin(), description.end());
+  for (const auto& [name, tensor] : cell.weights.tensors)
+    text.append(reinterpret_cast<const char*>(tensor.values.data()), tensor.values.size() * sizeof(double));
+  return text;
 }
 CellSource cell_from_text(const std::string& text) {
-  const auto j = nlohmann::json::from_cbor(text);
+  std::uint64_t bytes = 0;
+  std::memcpy(&bytes, text.data(), sizeof bytes);
+  const char* next = text.data() + sizeof bytes;
+  const auto j = nlohmann::json::from_cbor(next, next + bytes);
+  next += bytes;
   CellSource cell;
-  cell.weights.type = j.at("type"), cell.widest = static_cast<DType>(j.at("widest").get<int>()),
+  cell.weights.type = j.at("type"), cell.widest = static_cast<DType>(j.at("widest").get<int>());
   cell.where = j.at("where");
-  if (j.contains("tensors"))
-    for (const auto& [name, tensor] : j.at("tensors").items()) {
-      const auto& bytes = tensor.at("values").get_binary();
-      CellTensor& to = cell.weights.tensors[name];
-      to.shape = tensor.at("shape").get<std::vector<std::int64_t>>();
-      to.values.resize(bytes.size() / sizeof(double));
-      if (!bytes.empty()) std::memcpy(to.values.data(), bytes.data(), bytes.size());
-    }
+  if (!j.contains("tensors")) return cell;
+  for (const auto& tensor : j.at("tensors")) {
+    CellTensor& to = cell.weights.tensors[tensor.at(0)];
+    to.shape = tensor.at(1).get<std::vector<std::int64_t>>();
+    to.values.resize(tensor.at(2).get<std::size_t>());
+    if (!to.values.empty()) std::memcpy(to.values.data(), next, to.values.size() * sizeof(double));
+    next += to.values.size() * sizeof(double);
+  }
   return cell;
 }
 

@@ -45,12 +45,19 @@ void check_output_path(const std::string& path, const std::string& input, bool f
   if (!force) throw Error(ExitCode::usage, "the output " + path + " exists; --force replaces it");
 }
 
-bool same_file(const std::string& a, const std::string& b) {
-  namespace fs = std::filesystem;
+namespace {
+/// A file's name without links, if it can be told; it need not be there.
+std::filesystem::path whole_name(const std::string& path) {
   std::error_code failed;
-  if (a == b || fs::equivalent(a, b, failed)) return true;
-  const fs::path whole = fs::weakly_canonical(a, failed);  // empty where that fails
-  return !whole.empty() && whole == fs::weakly_canonical(b, failed);
+  return std::filesystem::weakly_canonical(path, failed);
+}
+}  // namespace
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code failed;
+  if (a == b || std::filesystem::equivalent(a, b, failed)) return true;
+  const auto whole = whole_name(a);
+  return !whole.empty() && whole == whole_name(b);
 }
 
 void check_folder_of(const std::string& path, const std::string& what) {
@@ -65,6 +72,12 @@ void check_folder_of(const std::string& path, const std::string& what) {
 void check_files(const SolveOptions& o, const std::string& cell_file) {
   struct Named {
     std::string path, name;
+    std::filesystem::path whole = whole_name(path);
+    bool is(const Named& other) const {
+      std::error_code failed;
+      return path == other.path || std::filesystem::equivalent(path, other.path, failed) ||
+             (!whole.empty() && whole == other.whole);
+    }
   };
   const std::vector<Named> read = {{o.input, "input"}, {cell_file, "cell's file"}};
   std::vector<Named> written;
@@ -78,7 +91,7 @@ void check_files(const SolveOptions& o, const std::string& cell_file) {
     std::vector<Named> others = read;
     others.insert(others.end(), written.begin(), written.begin() + static_cast<std::ptrdiff_t>(i));
     for (const Named& other : others)
-      if (!other.path.empty() && same_file(written[i].path, other.path))
+      if (!other.path.empty() && written[i].is(other))
         throw Error(ExitCode::usage,
                     "the " + written[i].name + " " + written[i].path + " is the " + other.name + "; give another name");
   }
@@ -115,6 +128,9 @@ SharedOutput::SharedOutput(Transport& ranks, const std::string& path, const std:
   agree(ranks, [&] {
     if (ranks.rank() != 0) file_ = OutputFile::join(path, from_text(layout));
   });
+  std::int64_t shared = !file_->is_of_one_node();
+  ranks.all_reduce(&shared, 1, Transport::Reduction::max);
+  of_one_node_ = shared == 0;
 }
 
 void SharedOutput::write(const std::string& dataset, const Slab& slab, const void* data) {
@@ -134,10 +150,16 @@ void SharedOutput::keep() {
   if (ranks_.rank() == 0) file_->keep();
 }
 
-void SharedOutput::commit(const Attributes& attributes) {
-  sync();
+void SharedOutput::add(const Attributes& attributes) {
   agree(ranks_, [&] {
-    if (ranks_.rank() == 0) file_->commit(attributes);
+    if (ranks_.rank() == 0) file_->add(attributes);
+  });
+}
+
+void SharedOutput::commit() {
+  if (!of_one_node_) sync();  // else what rank 0 brings to disk is what all have written
+  agree(ranks_, [&] {
+    if (ranks_.rank() == 0) file_->commit();
   });
 }
 

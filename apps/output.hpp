@@ -28,14 +28,17 @@ class SharedOutput {
   void keep();
   /// On rank 0: the mark of the temporary file.
   std::string mark() const { return file_->mark(); }
+  /// Collective. Attributes of the committed file; others may write meanwhile.
+  void add(const Attributes& attributes);
   /// Collective.
-  void commit(const Attributes& attributes = {});
+  void commit();
   std::int64_t bytes_written() const { return bytes_; }
 
  private:
   Transport& ranks_;
   std::optional<OutputFile> file_;
   std::int64_t bytes_ = 0;
+  bool of_one_node_ = false;  ///< for every rank
 };
 
 /// Throws usage errors about an output that is there already, is the input, or is no regular file; not collective.

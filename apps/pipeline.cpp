@@ -56,6 +56,8 @@ void run_windows(Transport& ranks, const std::vector<TokenRange>& windows, const
   agree(ranks, [&] {
     if (!windows.empty()) begin_reading(0);
   });
+  note_phase("making the output", 0);
+  stages.begin();
   for (std::size_t w = 0; w < windows.size(); ++w) {
     const int slot = static_cast<int>(w % 2);
     note_phase("reading a window", windows[w].begin);
@@ -75,6 +77,7 @@ void run_windows(Transport& ranks, const std::vector<TokenRange>& windows, const
     if (more) begin_writing(slot);  // else it is on its way, which need not be waited for
     if (w + 1 < windows.size()) stages.between(windows[w], written);
   }
+  stages.end();
   note_phase("writing the last window", windows.empty() ? 0 : windows.back().begin);
   written();
 }

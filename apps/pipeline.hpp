@@ -17,6 +17,7 @@ struct WindowStages {
   std::function<void(TokenRange window, int slot)> prepare;  ///< memory for what is read; not collective. The slot's
                                                              ///< output may still be on its way to the file
   std::function<void(int slot)> read;
+  std::function<void()> begin;          ///< collective; once, while the first window is read, or if there is none
   std::function<void(int slot)> check;  ///< what was read can be solved; memory for the output; not collective
   /// The writer's thread, while a window is solved.
   struct Writing {
@@ -27,6 +28,7 @@ struct WindowStages {
   /// there is more to write.
   std::function<bool(TokenRange window, int slot, const Writing& now)> solve;
   std::function<void(int slot)> write;
+  std::function<void()> end = [] {};  ///< collective; the last window is solved, and may be on its way to the file
   /// Collective, after a window was solved and handed to the writer, but for the last one. `written` waits until every
   /// rank has written all windows so far.
   std::function<void(TokenRange solved, const std::function<void()>& written)> between;

@@ -172,8 +172,12 @@ class OutputFile {
   void write(const OutputDataset& dataset, const Slab& slab, const void* data);
   /// This rank's data is on disk (fsync).
   void sync();
-  /// On the creating rank, after every rank has synced: add attributes, sync, rename to the final name, sync the
-  /// directory.
+  /// The file is on a file system of this node alone: what one process brings to disk is what all have written.
+  bool is_of_one_node() const;
+  /// On the creating rank, while others may write: attributes that the committed file has besides.
+  void add(const Attributes& attributes);
+  /// On the creating rank, after every rank has synced (written, if the file is of one node): add attributes, sync,
+  /// rename to the final name, sync the directory.
   void commit(const Attributes& attributes = {});
   /// On the creating rank: remove the temporary file.
   void abandon() noexcept;

@@ -164,6 +164,7 @@ struct OutputFile::Impl {
   io::FileDescriptor structure;  // in the creator: all but the data
   bool owner = false;            // of a temporary file that is neither committed nor abandoned
   bool kept = false;             // not to be removed
+  bool added = false;            // attributes, to the structure alone
 
   ~Impl() { remove(); }
 
@@ -279,19 +280,26 @@ void OutputFile::write(const OutputDataset& dataset, const Slab& slab, const voi
   io::begin_sync(impl_->file, begin, end - begin);
 }
 
+bool OutputFile::is_of_one_node() const { return io::is_of_this_node(impl_->file); }
+
 void OutputFile::sync() { io::sync_file(impl_->file, impl_->part); }
+
+void OutputFile::add(const Attributes& attributes) {
+  impl_->require_owner("commit");
+  if (attributes.empty()) return;
+  const io::Hdf5Session session;
+  const std::string what = "cannot finish '" + impl_->part + "'";
+  Hid file = checked(H5Fopen(name_of_memory(impl_->structure).c_str(), H5F_ACC_RDWR, access_to_memory(what)),
+                     ExitCode::file_io, what);
+  write_attributes(file, attributes, impl_->path);
+  if (!file.close()) throw Error(ExitCode::file_io, what + ": " + io::hdf5_reason());
+  impl_->added = true;
+}
 
 void OutputFile::commit(const Attributes& attributes) {
   impl_->require_owner("commit");
-  if (!attributes.empty()) {
-    const io::Hdf5Session session;
-    const std::string what = "cannot finish '" + impl_->part + "'";
-    Hid file = checked(H5Fopen(name_of_memory(impl_->structure).c_str(), H5F_ACC_RDWR, access_to_memory(what)),
-                       ExitCode::file_io, what);
-    write_attributes(file, attributes, impl_->path);
-    if (!file.close()) throw Error(ExitCode::file_io, what + ": " + io::hdf5_reason());
-    copy_structure(impl_->structure, impl_->file, impl_->part, impl_->datasets);
-  }
+  add(attributes);
+  if (impl_->added) copy_structure(impl_->structure, impl_->file, impl_->part, impl_->datasets);
   io::cut(impl_->file, impl_->part, io::file_size(impl_->structure, impl_->path));  // the mark goes
   sync();
   if (std::rename(impl_->part.c_str(), impl_->path.c_str()) != 0)

@@ -160,6 +160,11 @@ FileDescriptor open_memory(const std::string& purpose) {
   return memory;
 }
 
+bool takes_memory(const std::string& folder) {
+  struct statfs system {};
+  return statfs(folder.c_str(), &system) == 0 && static_cast<std::uint32_t>(system.f_type) == kTmpfs;
+}
+
 bool is_of_this_node(const FileDescriptor& file) { return is_on_a_local_disk(file) || file_system_of(file) == kTmpfs; }
 
 bool is_same_file(const FileDescriptor& file, const std::string& path) {

@@ -50,6 +50,8 @@ FileDescriptor open_memory(const std::string& purpose);
 
 /// Whether the file is on a disk or in the memory of this node, not behind a network.
 bool is_of_this_node(const FileDescriptor& file);
+/// Whether files in this folder take memory (tmpfs).
+bool takes_memory(const std::string& folder);
 
 /// Whether `path` is the very file that the descriptor has open.
 bool is_same_file(const FileDescriptor& file, const std::string& path);
