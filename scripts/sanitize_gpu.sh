@@ -79,6 +79,10 @@ while read -r tool program tests; do
   grep -qF "clean: $tool $program $tests (" "$folder/results.txt" || printf '%s %s %s\n' "$tool" "$program" "$tests"
 done < "$folder/jobs.txt" | xargs -r -P "${JOBS:-8}" -L 1 bash -c 'set -f; one "$@"' one
 grep -v '^clean' "$folder/results.txt" | cut -c1-200 || true
-clean=$(grep -c '^clean' "$folder/results.txt") all=$(wc -l < "$folder/jobs.txt")
+all=0 clean=0
+while read -r job; do
+  all=$((all + 1))
+  if grep -qF "clean: $job (" <(grep '^clean' "$folder/results.txt"); then clean=$((clean + 1)); fi
+done < "$folder/jobs.txt"
 echo "$clean of $all are clean ($(($(date +%s) - began)) s)"
-[[ $clean -ge $all ]]
+[[ $clean -eq $all ]]
