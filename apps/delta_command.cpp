@@ -87,7 +87,6 @@ class DeltaSolve {
     run_windows(ranks_, rule_.windows(tokens, from), stages, seconds_);
   }
 
-  const DeltaOptions& options() const { return options_; }
   std::int64_t bytes_read() const { return buffers_.bytes_read(); }
   std::int64_t window() const { return window_; }
   std::int64_t planned_bytes() const { return planned_bytes_; }

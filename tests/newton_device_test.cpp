@@ -92,16 +92,7 @@ TEST(OnADevice, MoreValuesThanThirtyTwoBitsCount) {
 }
 
 TEST_F(AsOnADevice, BitsOfTheTokenLoop) {
-  const std::int64_t segments[] = {1, 8, 24, 40, 0}, windows[] = {0, 17, 5};
-  for (std::int64_t tokens = 1; tokens <= 70; tokens += 1 + tokens % 3) {
-    Case test{{tokens % 2 ? "paragru" : "paralstm", 3 + tokens % 20, 2}, {{0, tokens}}};
-    test.cell.scale = tokens % 7 < 4 ? 1 : 2;
-    test.segment = segments[tokens % 5], test.window = windows[tokens % 3];
-    test.method = tokens % 4 < 2 ? NewtonMethod::shooting : NewtonMethod::automatic;
-    expect_bits<float>(test);
-    test.cell.type = tokens % 2 ? "paralstm" : "paragru";
-    expect_bits<double>(test);
-  }
+  for (std::int64_t tokens = 1; tokens <= 70; tokens += 1 + tokens % 3) expect_bits_of_so_many(tokens);
   for (const char* type : {"paragru", "paralstm"}) {
     for (std::int64_t window : {0, 5, 33})
       expect_bits<float>({{type, 9}, {{0, 0, 20, 21, 21, 21, 64, 90, 90}}, NewtonMethod::shooting, window, 8});

@@ -166,6 +166,18 @@ void expect_close(const Case& test, double f32 = 2e-5, double f64 = 1e-9) {
   expect_token_loop(test, sizeof(T) == 8 ? f64 : f32, got);
 }
 
+/// Of both cells whose channels do not mix, in both types; segments, windows, widths and methods go by the number.
+inline void expect_bits_of_so_many(std::int64_t tokens) {
+  const std::int64_t segments[] = {1, 8, 24, 40, 0}, windows[] = {0, 17, 5};
+  Case test{{tokens % 2 ? "paragru" : "paralstm", 3 + tokens % 20, 2}, {{0, tokens}}};
+  test.cell.scale = tokens % 7 < 4 ? 1 : 2;
+  test.segment = segments[tokens % 5], test.window = windows[tokens % 3];
+  test.method = tokens % 4 < 2 ? NewtonMethod::shooting : NewtonMethod::automatic;
+  expect_bits<float>(test);
+  test.cell.type = tokens % 2 ? "paralstm" : "paragru";
+  expect_bits<double>(test);
+}
+
 /// The way of shooting that devices take, on whatever kernels run on.
 class AsOnADevice : public ::testing::Test {
  protected:

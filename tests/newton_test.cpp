@@ -17,16 +17,7 @@ TEST(Newton, TheTokenLoopOverRanks) {
 }
 
 TEST(Newton, ShootingHasTheBitsOfTheTokenLoop) {
-  const std::int64_t segments[] = {1, 8, 24, 40, 0}, windows[] = {0, 17, 5};
-  for (std::int64_t tokens = 1; tokens <= 70; ++tokens) {
-    Case test{{tokens % 2 ? "paragru" : "paralstm", 3 + tokens % 20, 2}, {{0, tokens}}};
-    test.cell.scale = tokens % 7 < 4 ? 1 : 2;
-    test.segment = segments[tokens % 5], test.window = windows[tokens % 3];
-    test.method = tokens % 4 < 2 ? NewtonMethod::shooting : NewtonMethod::automatic;
-    expect_bits<float>(test);
-    test.cell.type = tokens % 2 ? "paralstm" : "paragru";
-    expect_bits<double>(test);
-  }
+  for (std::int64_t tokens = 1; tokens <= 70; ++tokens) expect_bits_of_so_many(tokens);
   for (std::int64_t tokens : {127, 1001, 3000})
     for (std::int64_t segment : {40, 300, 0})
       for (const char* type : {"paragru", "paralstm"}) {
